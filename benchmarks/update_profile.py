@@ -186,13 +186,13 @@ def stream_bytes_per_s(cores: int) -> float:
     """Returns the memory bandwidth of one core while all of them add arrays."""
     import numpy as np
 
-    from ipucnn.machine import side_by_side
+    from ipucnn.machine import parallel_map
 
     arrays: List[List[Any]] = [[np.ones(STREAM_NUMBERS, np.float32) for _ in range(3)] for _ in range(cores)]
     seconds = []
     for _ in range(7):
         started = time.perf_counter()
-        for _ in side_by_side(lambda a, b, c: np.add(a, b, out=c), arrays, cores):
+        for _ in parallel_map(lambda a, b, c: np.add(a, b, out=c), arrays, cores):
             pass
         seconds.append(time.perf_counter() - started)
     return 3.0 * FLOAT_BYTES * STREAM_NUMBERS / min(seconds)

@@ -43,7 +43,7 @@ from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.planning.pipeline_plan import PipelinePlan
-    from ipucnn.runs.sources import Named
+    from ipucnn.runs.sources import WeightsArgument
     from ipucnn.runs.train import TrainingRun
     from ipucnn.runs.trained import TrainedSetup
     from ipucnn.sessions.session import Predictor
@@ -299,13 +299,13 @@ def _named(
     checkpoint: Optional[str],
     model: Optional[str],
     options: Mapping[str, PlainValue] = MappingProxyType({}),
-) -> "Named":
-    from ipucnn.runs.sources import Named
+) -> "WeightsArgument":
+    from ipucnn.runs.sources import WeightsArgument
 
     flags = _flags(command, options)
     if model is not None:
         flags["model_name"] = model
-    return Named(command, str(run), flags, which=checkpoint, from_python=True)
+    return WeightsArgument(command, str(run), flags, which=checkpoint, from_python=True)
 
 
 @_guarded

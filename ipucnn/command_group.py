@@ -167,16 +167,16 @@ def print_matches(words: str) -> None:
     Raises:
         ConfigurationError: no command or option matches.
     """
-    from ipucnn.config.help_page import Row, find_options, has_word, method_rows, option_row, print_page
+    from ipucnn.config.help_page import HelpRow, find_options, has_word, method_rows, option_row, print_page
     from ipucnn.config.parameters import SYMBOLS, methods_about
 
     root = build_root(with_completion=False)
     ctx = root.make_context("ipucnn", [], resilient_parsing=True)
-    commands, options = [], {}  # type: List[Row], Dict[Tuple[str, str], Tuple[Row, List[str]]]
+    commands, options = [], {}  # type: List[HelpRow], Dict[Tuple[str, str], Tuple[HelpRow, List[str]]]
     for known in COMMANDS.values():
-        about = " ".join(f"{known.name} {known.summary} {known.examples_text} {known.wishes}".split())
+        about = " ".join(f"{known.name} {known.summary} {known.examples_text} {known.synonyms}".split())
         if all(has_word(about, word) for word in words.split()):
-            commands.append(Row(known.name, "", known.summary))
+            commands.append(HelpRow(known.name, "", known.summary))
         command = root.get_command(ctx, known.name)
         for param in find_options(command.params, words):
             row = option_row(param)
@@ -188,7 +188,8 @@ def print_matches(words: str) -> None:
             "`ipucnn --help` lists the commands, docs/glossary.md explains the words",
         )
     rows = [
-        Row(row.names, row.metavar, f"{', '.join(takers)}: {row.help}") for row, takers in options.values()
+        HelpRow(row.names, row.metavar, f"{', '.join(takers)}: {row.help}")
+        for row, takers in options.values()
     ]
     topic = shown_value(words)
     print_page(

@@ -20,7 +20,7 @@ class Command(NamedTuple):
         module: name of its module, if it is not the name of the command.
         in_processes: whether several processes of MPI may run it together.
         in_instances: whether several instances of ``poprun`` may run it together.
-        wishes: further search words for ``ipucnn --help WORD``, besides its name, summary and examples.
+        synonyms: further search words for ``ipucnn --help WORD``, besides its name, summary and examples.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Command(NamedTuple):
     module: str = ""
     in_processes: bool = False
     in_instances: bool = False
-    wishes: str = ""
+    synonyms: str = ""
 
     @property
     def function(self) -> str:
@@ -71,7 +71,7 @@ _ALL = (
         """,
         in_processes=True,
         in_instances=True,
-        wishes="fit rehearse rehearsal simulate emulate laptop",
+        synonyms="fit rehearse rehearsal simulate emulate laptop",
     ),
     Command(
         "evaluate",
@@ -206,7 +206,7 @@ _ALL = (
         --stages --ipus --splits --system --image-size --micro-batch-size --global-batch-size --num-replicas
         --precision --pipeline-schedule --optimizer --recomputation --inference --save --html
         """,
-        wishes="what-if rehearse rehearsal simulate partition pipeline predict memory",
+        synonyms="what-if rehearse rehearsal simulate partition pipeline predict memory",
     ),
     Command(
         "doctor",
@@ -237,10 +237,10 @@ ROOT_OPTIONS = (
 
 def print_root_help() -> None:
     """Prints the root help page on stdout."""
-    from ipucnn.config.help_page import Row, print_page
+    from ipucnn.config.help_page import HelpRow, print_page
 
-    panels: Dict[str, List[Row]] = {}
+    panels: Dict[str, List[HelpRow]] = {}
     for command in COMMANDS.values():
-        panels.setdefault(command.panel, []).append(Row(command.name, "", command.summary))
-    panels["Options"] = [Row(names, "", text) for names, text in ROOT_OPTIONS]
+        panels.setdefault(command.panel, []).append(HelpRow(command.name, "", command.summary))
+    panels["Options"] = [HelpRow(names, "", text) for names, text in ROOT_OPTIONS]
     print_page("ipucnn COMMAND [OPTIONS]", ABOUT, list(panels.items()))

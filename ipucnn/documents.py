@@ -375,7 +375,7 @@ def read_record(path: Path, hint: str) -> Any:
 # -- records ---------------------------------------------------------------------------------------------------
 
 
-def misfit(value: PlainValue, kind: object) -> str:
+def mismatch(value: PlainValue, kind: object) -> str:
     """Says why a value from a file does not fit a type, which may be a struct of msgspec; "" if it fits.
 
     Fields that the type does not have are ignored.

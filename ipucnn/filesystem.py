@@ -395,6 +395,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.unlink(temporary)
 
 
+def new_folder(folder: Path, ending: str) -> Path:
+    """Returns the place of a new folder beside a folder, below the current one if that is a path from here."""
+    place = folder if folder.name not in ("", "..") else real(folder)
+    names = (f"{place.name}-{ending}{number}" for number in ("", *map(str, range(2, 100))))
+    return next(place.with_name(name) for name in names if not os.path.lexists(place.with_name(name)))
+
+
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Calls ``write`` with a new, empty folder beside ``path`` and renames it, so that ``path`` is complete or absent.
 

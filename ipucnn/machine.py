@@ -83,7 +83,7 @@ def operations_at_once() -> int:
     return max(1, num_cores() // operation_threads())
 
 
-def side_by_side(
+def parallel_map(
     function: Callable[..., _Result], arguments: Iterable[Sequence[object]], at_once: int
 ) -> Iterator[_Result]:
     """Yields ``function(*given)`` for each of ``arguments``, in their order, with ``at_once`` threads.

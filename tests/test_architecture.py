@@ -163,17 +163,17 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2890, 2200),
-    "commands": (2030, 1200),
-    "config": (3245, 1610),
-    "datasets": (8525, 6575),
-    "diagnosis": (590, 460),
+    "benchmarking": (2900, 2200),
+    "commands": (1500, 900),
+    "config": (3255, 1610),
+    "datasets": (8600, 6640),
+    "diagnosis": (450, 345),
     "models": (3430, 2670),
-    "planning": (5880, 4620),
-    "reports": (4140, 3300),
+    "planning": (5200, 3980),
+    "reports": (3920, 3120),
     "runs": (7150, 5520),
-    "sessions": (5840, 4650),
-    "training": (1590, 1230),
+    "sessions": (5600, 4560),
+    "training": (1500, 1200),
     "modules at the top": (2660, 2110),
 }
 

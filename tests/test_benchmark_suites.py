@@ -17,7 +17,7 @@ from ipucnn.benchmarking import suite_run
 from ipucnn.benchmarking.figures import figures_of_benchmark, figures_of_run
 from ipucnn.benchmarking.keras_fit import fit
 from ipucnn.benchmarking.records import Row
-from ipucnn.benchmarking.suite import CommandLine, find_suite, given_options, parse_suite, plan_suite
+from ipucnn.benchmarking.suite import SuiteCommand, find_suite, given_options, parse_suite, plan_suite
 from ipucnn.benchmarking.suite_run import (
     read_suite,
     speedups,
@@ -292,7 +292,7 @@ rows:
 
 def fit_of(line):
     options = given_options(parse_line(["train", *shlex.split(line)]).values())
-    return CommandLine("fit", line.split()[0], options).resolve()
+    return SuiteCommand("fit", line.split()[0], options).resolve()
 
 
 FIT = (

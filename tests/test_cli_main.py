@@ -95,7 +95,7 @@ def test_help_finds_options_by_a_word(run):
 
 def test_names_of_other_programs_are_not_options():
     for spec in SPECS:
-        for wish in spec.wishes.split():
+        for wish in spec.synonyms.split():
             assert find_spec(wish) is None, f"{wish} is an option, and {spec.key} claims it"
 
 

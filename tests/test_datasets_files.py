@@ -26,7 +26,7 @@ from ipucnn.datasets.pipeline import eval_batches
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.datasets.preprocessing import prepare_range, prepare_size
 from ipucnn.datasets.problems import Unused, problem_of
-from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import DataError
 from ipucnn.models.registry import list_models
@@ -417,7 +417,9 @@ def test_a_folder_of_classes_is_split(tmp_path, fraction, held_out):
     named = (str(tmp_path), tmp_path)
     home = {"home": "imagenet", "task": "classification"}
     choice = choose_dataset(*named, **home)
-    sources = [open_dataset(choice, Opening(seed=seed, validation_fraction=fraction)) for seed in (1, 2)]
+    sources = [
+        open_dataset(choice, ReaderOptions(seed=seed, validation_fraction=fraction)) for seed in (1, 2)
+    ]
     source = sources[0]
     assert source.info.class_names == ("a", "b", "c") and source.info.num_train == len(source.train)
     train, evaluation = set(source.train.paths), set(source.eval.paths)

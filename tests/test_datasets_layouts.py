@@ -17,10 +17,10 @@ from PIL import Image
 from support.data_sets import noise, verified
 from support.refusals import check_raises
 
-from ipucnn.datasets import damaged
+from ipucnn.datasets import damaged, sorting
 from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.datasets.formats import is_image_name, part_named
-from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
 
@@ -54,7 +54,7 @@ def choose(folder, task="classification"):
 
 
 def opened(folder, task="classification", **options):
-    return open_dataset(choose(folder, task), Opening(**options))
+    return open_dataset(choose(folder, task), ReaderOptions(**options))
 
 
 def images_of(folder):
@@ -1008,8 +1008,11 @@ NO_CLASSES = {
 
 def after_typing(error):
     """Runs the commands of a hint, and returns the data set that it says to pass."""
-    commands, dataset = error.hint.split(", then pass --dataset ")
-    subprocess.run(commands, shell=True, check=True)
+    commands, dataset = re.split("[,;] then pass --dataset ", error.hint)
+    if "sorting masks " in commands:
+        assert sorting.main(["masks", *shlex.split(commands.partition("sorting masks ")[2])]) == 0
+    else:
+        subprocess.run(commands, shell=True, check=True)
     return shlex.split(dataset.replace(";", " "))[0]
 
 
@@ -1090,11 +1093,12 @@ def test_a_folder_that_is_named_like_masks_is_a_class_if_the_hint_is_typed(tmp_p
     ("images/a {}.jpg", "masks/a {}_L.png"), ("images/{}.jpg", "annotations/trimaps/{}.png"),
     ("images/$1 {}.png", "masks/truth '{}.png"),
 ])  # fmt: skip
-def test_masks_get_the_names_of_their_images_if_the_hint_is_typed(tmp_path, image, mask):
+def test_masks_with_other_names_are_copied_with_their_images_if_the_hint_is_typed(tmp_path, image, mask):
     folder = masked(tmp_path / "my set", image, mask, range(8, 13))
-    hint = check_raises(DataError, "has the name of one in", "mv ", opened, folder, "segmentation").hint
-    subprocess.run(hint.replace("an image and its mask have one name: ", ""), shell=True, check=True)
-    source = opened(folder, "segmentation")
+    hint = check_raises(DataError, "has the name of one in", "sorting", opened, folder, "segmentation").hint
+    command, _, name = hint.partition("sorting masks ")[2].partition("; then pass --dataset ")
+    assert sorting.main(["masks", *shlex.split(command)]) == 0
+    source = opened(shlex.split(name)[0], "segmentation")
     assert len(source.train) + len(source.eval) == 5
 
 
@@ -1102,28 +1106,34 @@ def test_masks_with_names_of_no_image_are_not_renamed(tmp_path):
     folder = masked(tmp_path, "images/image_{}.png", "masks/mask_{}.png")
     (tmp_path / "masks" / "mask_3.png").rename(tmp_path / "masks" / "mask_9.png")
     error = check_raises(DataError, "has the name of one in", "", opened, folder, "segmentation")
-    assert "for f in" not in error.hint
+    assert "sorting" not in error.hint
 
 
 @pytest.mark.parametrize(
-    "row", ["{}\t{}\t0\t32\t44\t62\n", "{},{}\n", "{} {} 1\n", "{},{}\r\n", "file,label\n{},{}\n"]
+    "head, row",
+    [
+        *(("", row) for row in ("{}\t{}\t0\t32\t44\t62\n", "{},{}\n", "{} {} 1\n", "{},{}\r\n")),
+        ("file,label\n", "{},{}\n"),
+    ],
 )
-def test_images_of_evaluation_are_sorted_by_their_table_if_the_hint_is_typed(tmp_path, row):
+def test_images_of_evaluation_are_sorted_by_their_table_if_the_hint_is_typed(tmp_path, head, row):
     """tiny-ImageNet: val/val_annotations.txt has the class of each image in val/images."""
     folder = draw(tmp_path / "my set", *(f"train/{name}/images*4" for name in "ab"), "test/images*2")
     draw(folder, *(f"val/images/val_{k}.png" for k in range(6)))
     (folder / "train" / "a" / "a_boxes.txt").write_text("0.png\t0\t0\t9\t9\n")
     rows = [row.format(f"val_{k}.png", "ab"[k % 3 == 0]) for k in range(6)]
     # The last line has no end.
-    (folder / "val" / "val_annotations.txt").write_bytes("".join(rows).rstrip().encode())
+    (folder / "val" / "val_annotations.txt").write_bytes("".join([head, *rows]).rstrip().encode())
     error = check_raises(DataError, "has the class 'images'", "", opened, folder)
-    subprocess.run(error.hint.split(": ", 1)[1], shell=True, check=True)
+    command, _, moves = error.hint.split(": ", 1)[1].partition(" && ")
+    assert sorting.main(shlex.split(command)[3:]) == 0
+    subprocess.run(moves, shell=True, check=True)
     source = opened(folder)
-    written = {f"val_{k}.png": int(k % 3 == 0) for k in range(6)}
+    written = {f"images_val_{k}.png": int(k % 3 == 0) for k in range(6)}
     assert {os.path.basename(p): n for p, n in zip(source.eval.paths, source.eval.labels)} == written
-    assert sorted(os.listdir(folder / "val")) == ["a", "b", "val_annotations.txt"]
-    (folder / "val" / "val_annotations.txt").write_text("no table\n")
+    assert sorted(os.listdir(folder / "val")) == ["a", "b"]
     draw(folder, "val/images*2")
+    (folder / "val" / "val_annotations.txt").write_text("no table\n")
     hint = check_raises(DataError, "has the class 'images'", "", opened, folder).hint
     assert hint == "both parts need the same class folders"
 

@@ -26,7 +26,7 @@ from ipucnn.datasets.hashing import AUGMENT, draw, uniform
 from ipucnn.datasets.image_headers import plain_jpeg_size
 from ipucnn.datasets.images import decode_for_training, distorted_box
 from ipucnn.datasets.pipeline import Stream, data_errors, eval_batches, train_batches
-from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.masks import read_table
 from ipucnn.datasets.sources import records, tfrecord
 from ipucnn.datasets.sources.tfrecord import features_of, frame, make_example
@@ -618,7 +618,7 @@ def test_damaged_records_are_left_out_on_request(folder):
         file.write(frame(b"no message"))
     second.write_bytes(second.read_bytes()[:-3])
     found = choose_dataset("imagenet", folder, home="", task="classification")
-    source = open_dataset(found, Opening(skip_damaged=True))
+    source = open_dataset(found, ReaderOptions(skip_damaged=True))
     assert len(source.train) == count - 1 and len(source.info.left_out) == 3
     for words in ("truncated", "no labelled image", "cannot be decoded"):
         assert words in " ".join(source.info.warnings)
@@ -627,7 +627,7 @@ def test_damaged_records_are_left_out_on_request(folder):
     for path in folder.glob("train-*"):
         path.write_bytes(frame(b"no message"))
     words = "no image for training can be read"
-    check_raises(DataError, words, "", open_dataset, found, Opening(skip_damaged=True))
+    check_raises(DataError, words, "", open_dataset, found, ReaderOptions(skip_damaged=True))
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.datasets.formats import Found, find_sets
 from ipucnn.datasets.hashing import draw
-from ipucnn.datasets.registry import DATASETS, Choice, Opening, choose_dataset, open_dataset
+from ipucnn.datasets.registry import DATASETS, ChosenDataset, ReaderOptions, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation.membranes import open_membranes
 from ipucnn.datasets.sources import download as downloading
 from ipucnn.datasets.sources.embedded import open_digits, open_random
@@ -239,7 +239,7 @@ def test_every_listed_name_is_chosen_or_has_a_hint(tmp_path):
 
 
 def test_a_choice_without_files_is_refused():
-    choice = Choice("cifar10", None, "", "classification")
+    choice = ChosenDataset("cifar10", None, "", "classification")
     check_raises(DataError, "cifar10 is not here", "", open_dataset, choice)
 
 
@@ -402,10 +402,10 @@ def test_random_data():
     masks = open_random(6, 7, 1, 2, "segmentation").train.labels
     assert masks.shape == (1024, 6, 7) and masks.dtype == np.uint8
     choice = choose("random", ".", task="segmentation")
-    source = open_dataset(choice, Opening(image_shape=(6, 8, 1)))
+    source = open_dataset(choice, ReaderOptions(image_shape=(6, 8, 1)))
     assert source.info.task == "segmentation" and source.info.image_shape == (6, 8, 1)
     source = open_dataset(
-        choose("random", "."), Opening(image_shape=(4, 4, 3), num_classes=7), limit_train="16"
+        choose("random", "."), ReaderOptions(image_shape=(4, 4, 3), num_classes=7), limit_train="16"
     )
     assert source.info.num_classes == 7 and len(source.train) == 16
 

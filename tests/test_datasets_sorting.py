@@ -142,14 +142,42 @@ def test_rows_belong_to_the_images_that_they_name(make):
     assert found == expected
 
 
-def test_masks_of_which_an_image_has_several_are_no_pairs():
-    for name in ("benign", "malignant"):
-        for k in range(4):
-            photo(f"set/{name}/{name} ({k}).png"), shape(f"set/{name}/{name} ({k})_mask.png")
-    shape("set/benign/benign (1)_mask_1.png")
-    assert "sorting masks" not in refused("set", "segmentation")
-    assert sorting.main(["images", "new", "set"]) == 0
-    assert sum(len(names) for _, _, names in os.walk("new")) == 8
+def nuclei():
+    """DSB2018: a folder for each image, with a mask of each cell."""
+    for k in range(5):
+        save(f"set/stage1_train/{k}a9f/images/{k}a9f.png", k)
+        for row in range(k + 1):
+            save_mask(f"set/stage1_train/{k}a9f/masks/{row:x}e7.png", row)
+        save(f"set/stage1_test/{k}b9f/images/{k}b9f.png", 99)
+
+
+def lesions():
+    """BUSI: a second mask of some images."""
+    for k in range(4):
+        for n, name in enumerate(("benign", "malignant")):
+            save(f"set/{name}/{name} ({k}).png", 2 * k + n)
+            save_mask(f"set/{name}/{name} ({k})_mask.png", 0)
+            save_mask(f"set/{name}/{name} ({k})_mask_1.png", 2 * k + n)
+
+
+@pytest.mark.parametrize("make, count", [(nuclei, 5), (lesions, 8)])
+def test_several_masks_of_an_image_are_joined(make, count):
+    make()
+    assert "joined as one, the maximum" in refused("set", "segmentation")
+    source = followed("set", "segmentation")
+    found = 0
+    for examples in (source.train, source.eval):
+        for image, mask in zip(examples.images, examples.masks):
+            assert mask.reshape(mask.shape[:2]).any(axis=1).sum() == int(image.flat[0]) + 1
+            found += 1
+    assert found == count
+
+
+def test_masks_of_several_kinds_of_numbers_are_not_joined(capsys):
+    nuclei()
+    Image.fromarray(np.ones((16, 16), np.uint16)).save("set/stage1_train/3a9f/masks/0e7.png")
+    assert sorting.main(["masks", "mask", "new", "set"]) == 3 and not Path("new").exists()
+    assert "0e7.png cannot be joined" in capsys.readouterr().err.replace("1e7.png", "0e7.png")
 
 
 def test_files_that_words_do_not_tell_apart_are_no_pairs():
@@ -171,16 +199,21 @@ def test_what_a_table_leaves_out_is_said():
     assert "without 3 images of which no class is known" in hint
     source = followed("set", "classification")
     assert source.info.class_names == ("x, y", "z") and len(source.train) + len(source.eval) == 9
+    save("set/a_b/0.png", 1), save("set/a/b_0.png", 1)
+    write("set/t.csv", "name,class", "a_b/0.png,x", "a/b_0.png,x", "a/1.png,z")
     error = check_raises(
         DataError,
         "would both be",
         "rename",
-        sorting.copy_files,
+        sorting.copies_of_classes,
+        Path("set/t.csv"),
+        "class",
         Path("set"),
-        {Path("a"): Path("c"), Path("b"): Path("c")},
-        Path("new"),
     )
-    assert "set/a and set/b" in error.message and not Path("new").exists()
+    assert (
+        "set/a/b_0.png and set/a_b/0.png" in error.message
+        or "set/a_b/0.png and set/a/b_0.png" in error.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -407,10 +440,11 @@ def test_a_part_in_the_names_of_files_is_one():
             photo(f"two/images/{part}_{k}.png"), shape(f"two/masks/{part}_{k}.png")
     for folder in ("set", "two"):
         error = check_raises(
-            DataError, "begin with a part of a set", "make parts", opened, folder, "segmentation"
+            DataError, "begin with a part of a set", "into parts", opened, folder, "segmentation"
         )
-        subprocess.run(error.hint.partition(": ")[2], shell=True, check=True)
-        source = opened(folder, "segmentation")
+        command, _, name = error.hint.partition("sorting pairs ")[2].partition("; then pass --dataset ")
+        assert sorting.main(["pairs", *shlex.split(command)]) == 0
+        source = opened(name, "segmentation")
         assert (len(source.train), len(source.eval)) == (4, 3)
 
 

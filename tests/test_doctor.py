@@ -18,8 +18,8 @@ from ipucnn.diagnosis.look import Probe, find_disk, probe_tensorflow
 from ipucnn.errors import MissingError
 from ipucnn.sessions.factory import check_device
 from ipucnn.sessions.host.gpus import Gpu, find_gpus
-from ipucnn.sessions.poplar import surroundings
-from ipucnn.sessions.poplar.surroundings import Surroundings
+from ipucnn.sessions.poplar import sdk_environment
+from ipucnn.sessions.poplar.sdk_environment import SdkEnvironment
 from ipucnn.system_programs import run_program
 
 # Output formats of Graphcore's command line tools, for made-up machines.
@@ -125,7 +125,7 @@ def sdk(tmp_path, monkeypatch):
         info = site / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    for name in surroundings.SDK_MODULES:
+    for name in sdk_environment.SDK_MODULES:
         (site / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(str(site))
     # Imported modules would be found before those on the path.
@@ -134,7 +134,7 @@ def sdk(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "POPLAR_SDK_ENABLED", "/opt/poplar_sdk-ubuntu_20_04-3.3.0+1403-2/poplar-ubuntu_20_04-3.3.0+7857-b"
     )
-    monkeypatch.setattr(surroundings, "SDK_PYTHON", sys.version_info[:2])
+    monkeypatch.setattr(sdk_environment, "SDK_PYTHON", sys.version_info[:2])
     return site
 
 
@@ -245,7 +245,7 @@ def test_a_tool_that_hangs_is_ended(tool):
     [
         (lambda site, patch: patch.delenv("POPLAR_SDK_ENABLED"), "not enabled in this shell"),
         (lambda site, patch: (site / "popdist.py").unlink(), "finds no popdist"),
-        (lambda site, patch: patch.setattr(surroundings, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
+        (lambda site, patch: patch.setattr(sdk_environment, "SDK_PYTHON", (3, 5)), "built for Python 3.5"),
         (lambda site, patch: patch.setenv("TF_POPLAR_FLAGS", "--use_modle"), "knows no --use_modle"),
         (lambda site, patch: (site / "tensorflow" / "python" / "ipu").rmdir(), "installed over it"),
         (lambda site, patch: (site / "keras" / "ipu").rmdir(), "it has no keras.ipu"),
@@ -307,7 +307,7 @@ def test_gpus(run, report, tool, monkeypatch):
     assert find_gpus() == ([], "nvidia-smi ended with exit code 9")
 
 
-HERE = Surroundings(
+HERE = SdkEnvironment(
     python=(3, 12),
     versions={"tensorflow": "2.21.0", "keras": "3.1.0", "numpy": "2.0.0"},
     has_ipu_package=False,

@@ -206,8 +206,8 @@ def test_a_repeated_key_of_json_is_named():
 
 @pytest.mark.parametrize("kind", [documents.Natural, documents.Positive])
 def test_counts_in_files_have_at_most_63_bits(kind):
-    assert documents.misfit(9_223_372_036_854_775_807, kind) == ""
-    assert "9223372036854775807" in documents.misfit(9_223_372_036_854_775_808, kind)
+    assert documents.mismatch(9_223_372_036_854_775_807, kind) == ""
+    assert "9223372036854775807" in documents.mismatch(9_223_372_036_854_775_808, kind)
 
 
 @dataclasses.dataclass

@@ -37,7 +37,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
-from ipucnn.runs.sources import Named, Weights
+from ipucnn.runs.sources import Weights, WeightsArgument
 from ipucnn.runs.trained import open_trained
 
 RNG = np.random.RandomState(3)
@@ -187,7 +187,7 @@ def test_the_described_input_gives_the_classes_of_infer(exported, trained, repor
 
 def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "r"))
-    named = Named("export", str(tmp_path / "r"), {})
+    named = WeightsArgument("export", str(tmp_path / "r"), {})
     opened = open_trained(named)
     rows, updates = tmp_path / "r" / "metrics.jsonl", opened.weights.weight_updates
     row = {"event": "validation", "weight_updates": updates - 1, "accuracy": 0.5}
@@ -311,7 +311,7 @@ def test_8_bit_integers_that_give_other_classes_are_refused(run, in_this_process
 
 
 def test_8_bit_integers_need_training_images(trained):
-    opened = open_trained(Named("export", str(trained), {}))
+    opened = open_trained(WeightsArgument("export", str(trained), {}))
     source = replace(opened.source, train=opened.source.train.subset(slice(0, 0)))
     with pytest.raises(DataError, match="no training images"):
         verification.calibration_images(replace(opened, source=source), as_pixels=False)
@@ -382,7 +382,7 @@ def test_unsupported_options_of_ipu_programs_are_refused(trained, run):
 @pytest.fixture(scope="module")
 def samples(trained):
     """Returns the samples that an export of the run is verified with."""
-    opened = open_trained(Named("export", str(trained), {}))
+    opened = open_trained(WeightsArgument("export", str(trained), {}))
     session, (model, _) = opened.session(False), opened.build()
     double = show(verification.exact_network(model))
     return verification.take_samples(

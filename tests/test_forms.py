@@ -24,7 +24,7 @@ from ipucnn.datasets.problems import Problem
 from ipucnn.datasets.segmentation.imagemasks import Pair, image_pixels, pages
 from ipucnn.datasets.segmentation.masks import MaskClasses, MaskSet
 from ipucnn.datasets.sources.record_builder import make_record
-from ipucnn.datasets.verification.lots import decode_image
+from ipucnn.datasets.verification.readers import decode_image
 from ipucnn.errors import DataError
 from ipucnn.runs.images.inputs import file_pages
 

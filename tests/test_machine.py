@@ -179,11 +179,11 @@ def test_parallel_results_come_in_order(at_once):
         return number * number
 
     given = ((number,) for number in range(12))
-    assert list(machine.side_by_side(square, given, at_once)) == [n * n for n in range(12)]
+    assert list(machine.parallel_map(square, given, at_once)) == [n * n for n in range(12)]
     assert most <= at_once and (most > 1) == (at_once > 1)
-    assert list(machine.side_by_side(square, (), at_once)) == []
+    assert list(machine.parallel_map(square, (), at_once)) == []
     with pytest.raises(ZeroDivisionError):
-        list(machine.side_by_side(lambda number: 1 // number, [(2,), (1,), (0,), (1,)], at_once))
+        list(machine.parallel_map(lambda number: 1 // number, [(2,), (1,), (0,), (1,)], at_once))
 
 
 def test_operations_at_once(monkeypatch):

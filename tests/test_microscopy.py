@@ -12,7 +12,7 @@ from support.data_sets import verified
 from support.refusals import check_raises
 
 from ipucnn.datasets.base import MaskedExamples, channel_statistics, select_fold
-from ipucnn.datasets.registry import Opening, choose_dataset, open_dataset
+from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.errors import DataError
@@ -140,7 +140,7 @@ def test_scores_of_twelve_images_are_those_of_scikit_learn(run, succeeds, tmp_pa
 
 
 def opened(folder):
-    return open_dataset(choose_dataset(str(folder), Path("."), home="", task="segmentation"), Opening())
+    return open_dataset(choose_dataset(str(folder), Path("."), home="", task="segmentation"), ReaderOptions())
 
 
 def test_images_of_different_sizes_are_kept_as_they_are(tmp_path):

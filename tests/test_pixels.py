@@ -27,7 +27,7 @@ from ipucnn.runs.exported import RuntimeFailed
 from ipucnn.runs.infer import finisher
 from ipucnn.runs.network_input import describe_input, sentences
 from ipucnn.runs.predict import NotRead, network_input
-from ipucnn.runs.sources import Named
+from ipucnn.runs.sources import WeightsArgument
 from ipucnn.runs.trained import open_trained
 
 
@@ -267,7 +267,7 @@ def test_the_script_of_an_export_feeds_its_network(photographs, in_this_process,
     record = json.loads((folder / "export.json").read_text())
     network = runtimes.load({**record, "file": str(folder / record["file"])})
     paths, loaded = odd_images(tmp_path), ipucnn.load(photographs / "run")
-    opened = open_trained(Named("infer", str(photographs / "run"), {}))
+    opened = open_trained(WeightsArgument("infer", str(photographs / "run"), {}))
     inputs = np.stack([network_input(path, form=record["input"]) for path in paths])
     expected = loaded.predict(paths)  # the session exists from here on
     for path, made in zip(paths, inputs):

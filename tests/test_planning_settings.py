@@ -33,8 +33,8 @@ from ipucnn.planning.cost.layer_times import layer_times, program_times, stage_s
 from ipucnn.planning.graphs.layer_graph import Layer
 from ipucnn.planning.pipeline_plan import PipelinePlan
 from ipucnn.planning.program import (
-    Choice,
     PlannedProgram,
+    ProgramVariants,
     StageProportions,
     given_proportions,
     percentages,
@@ -244,9 +244,9 @@ def test_segments_on_one_ipu_have_one_proportion(graph):
     segments = PlannedProgram(16, 12, num_stages=3, schedule="Sequential", recomputation=True)
     separate = replace(segments, available_memory_proportion=tuple(uniform(share)[0] for share in SHARES))
     error, hint = "one value for segments on one IPU", "--available-memory-proportion 5"
-    check_raises(ConfigurationError, error, hint, planner.fastest_program, [Choice(separate)])
+    check_raises(ConfigurationError, error, hint, planner.fastest_program, [ProgramVariants(separate)])
     # Several stages with an IPU each may differ.
-    assert planner.fastest_program([Choice(replace(separate, device_mapping=(0, 1, 2)))]) is not None
+    assert planner.fastest_program([ProgramVariants(replace(separate, device_mapping=(0, 1, 2)))]) is not None
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def test_each_stage_gets_its_fastest_proportions(schedule):
     assert best.solution.optimal and best.predicted_fill <= limit
     assert fill(graph, best.splits, best.settings, machine) == best.predicted_fill
     # Within one program images/s decide, and one proportion for all stages is kept if it is as fast.
-    group = [Choice(program) for program in choice.programs]
+    group = [ProgramVariants(program) for program in choice.programs]
     alike, separate = planner.fastest_program(group), planner.fastest_program([choice])
     assert not alike.settings.proportions_differ
     assert separate.settings.proportions_differ

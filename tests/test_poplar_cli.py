@@ -213,7 +213,7 @@ def test_optimizer_state_is_offloaded_if_the_planner_says_so(report, folder, cou
 def test_unusable_environments_are_refused(run, monkeypatch, around, flags, code, text, hint):
     monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
     new = ["train", "toy_model", "--run-dir", "run", *SMALL]
-    with installed(surroundings=around) as machine:
+    with installed(environment=around) as machine:
         for words in (new, ["benchmark", "toy_model", "--host-generated-data"], [*new, "--device", "ipu"]):
             check_refused(run, Refusal(words, text, hint, code))
         assert machine.log == []
@@ -225,7 +225,7 @@ def test_unusable_environments_are_refused(run, monkeypatch, around, flags, code
 def test_doubtful_environments_are_reported(run, folder):
     around = {"versions": {"numpy": "1.21.6"}}
     warning = "warning: numpy 1.21.6 is installed; the Poplar SDK was made for numpy 1.19: "
-    with installed(surroundings=around):
+    with installed(environment=around):
         code, _, err = run("train", "toy_model", "--run-dir", folder / "doubtful", *FEW)
         assert code == 0, err
         assert sum(line.startswith(warning) for line in err.splitlines()) == 1

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from ipucnn.errors import EXIT_DATA, EXIT_MISSING, ConfigurationError
-from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar import sdk_environment
 from ipucnn.sessions.poplar.errors import CASES, ErrorContext, poplar_errors, translate, translate_output
-from ipucnn.sessions.poplar.surroundings import Surroundings, check_requirements, problems, version_warnings
+from ipucnn.sessions.poplar.sdk_environment import (
+    SdkEnvironment,
+    check_requirements,
+    problems,
+    version_warnings,
+)
 
 FACTS = Path(__file__).resolve().parents[2] / "shared" / "poplar" / "api.json"
 
@@ -73,8 +78,13 @@ DEVICE = "Could not find an available device for TensorFlow virtual device"
 @pytest.mark.parametrize(
     ("class_name", "text", "context", "words"),
     [
-        ("InternalError", MEMORY + TILE, {"would_fit": lambda overuse: f"overuse {overuse}"}, "overuse 2.0"),
-        ("InternalError", MEMORY, {"would_fit": lambda overuse: None}, "--micro-batch-size"),
+        (
+            "InternalError",
+            MEMORY + TILE,
+            {"memory_advice": lambda overuse: f"overuse {overuse}"},
+            "overuse 2.0",
+        ),
+        ("InternalError", MEMORY, {"memory_advice": lambda overuse: None}, "--micro-batch-size"),
         ("FailedPreconditionError", DEPTH, {"training": False}, "use --steps-per-execution 4 or 8"),
         ("InternalError", ENGINE + "Pipeline depth is invalid", {"training": False}, "--steps-per-execution"),
         ("InternalError", DEVICE, {}, "of 16 IPUs"),
@@ -123,10 +133,10 @@ def test_every_recorded_case_is_handled_or_exempt():
             assert translate(raised(class_name, text)) is not None, case["case"]
         for pattern in case.get("text_regex", ()):
             assert any(re.search(pattern, text) for text in texts), pattern
-    assert set(surroundings.FLAGS) == set(facts["environment"]["TF_POPLAR_FLAGS"]["flags"])
+    assert set(sdk_environment.FLAGS) == set(facts["environment"]["TF_POPLAR_FLAGS"]["flags"])
 
 
-SDK = Surroundings(
+SDK = SdkEnvironment(
     python=(3, 8),
     versions={
         "tensorflow": "2.6.3+gc3.3.0+251580+08d96978c7f+intel_skylake512",
@@ -149,7 +159,7 @@ def changed(**changes):
     versions, variables = dict(SDK.versions), dict(SDK.variables)
     for name in [name for name in changes if name in versions or name.isupper()]:
         (variables if name.isupper() else versions)[name] = changes.pop(name)
-    return Surroundings(**{**vars(SDK), "versions": versions, "variables": variables, **changes})
+    return SdkEnvironment(**{**vars(SDK), "versions": versions, "variables": variables, **changes})
 
 
 def test_sound_sdk_has_no_problems():
@@ -157,7 +167,7 @@ def test_sound_sdk_has_no_problems():
     for system in (SDK, changed(TF_POPLAR_FLAGS=flags), changed(POPLAR_SDK_ENABLED="/opt/poplar")):
         assert not [*problems(system), *version_warnings(system)]
         check_requirements(system)
-        assert surroundings.sdk_version(system) == "3.3.0"
+        assert sdk_environment.sdk_version(system) == "3.3.0"
 
 
 SDK_AT = "/x/poplar-ubuntu_20_04-{}+1-a"

@@ -18,9 +18,9 @@ from poplar_mutations import calls, leaves, operations, several, training, versi
 from poplar_mutations.cases import try_group
 
 from ipucnn.config.options import RunConfig, specs_for
-from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar import sdk_environment
 from ipucnn.sessions.poplar.checks import why_of_last_replica
-from ipucnn.sessions.poplar.options import LEAVES, Layout, make_ipu_config
+from ipucnn.sessions.poplar.options import LEAVES, SystemLayout, make_ipu_config
 from ipucnn.training.program import make_program
 
 # Group, SDK, environment variables
@@ -71,7 +71,7 @@ def test_every_option_that_only_an_ipu_acts_on_changes_its_leaves():
     with installed():
         from tensorflow.python import ipu
 
-        def leaves(layout=Layout(4), **options):
+        def leaves(layout=SystemLayout(4), **options):
             return make_ipu_config(ipu, RunConfig(**options), layout).to_dict()
 
         default, bounded = leaves(), set()
@@ -85,7 +85,7 @@ def test_every_option_that_only_an_ipu_acts_on_changes_its_leaves():
             if bits is not None:
                 bounded.add(name)
                 assert specs[name].within.maximum == 2 ** (bits - 1) - 1, name
-            layout = leaves(Layout(8, 0.25, True, 2))
+            layout = leaves(SystemLayout(8, 0.25, True, 2))
     sizes = {"max_cross_replica_buffer_size", "max_reduce_many_buffer_size", "min_remote_tensor_size"}
     assert bounded == {"select_ipu", *sizes}
     changed = {leaf for *_, names in CHANGES for leaf in names.split()}
@@ -113,7 +113,7 @@ def test_a_process_that_does_not_train_rounds_to_nearest(rounding):
 
         def leaves(rounding, trains):
             config = RunConfig(precision="16.16", stochastic_rounding=rounding)
-            return make_ipu_config(ipu, config, Layout(1, trains=trains)).to_dict()
+            return make_ipu_config(ipu, config, SystemLayout(1, trains=trains)).to_dict()
 
         assert leaves(rounding, trains=False) == leaves("OFF", trains=True) != leaves(rounding, trains=True)
 
@@ -130,7 +130,7 @@ def test_a_process_that_does_not_train_rounds_to_nearest(rounding):
 def test_the_run_says_when_training_figures_are_those_of_the_last_replica(
     monkeypatch, sdk, stages, reduces, why
 ):
-    monkeypatch.setattr(surroundings, "sdk_version", lambda system: sdk)
+    monkeypatch.setattr(sdk_environment, "sdk_version", lambda system: sdk)
     config = RunConfig(
         num_replicas=2,
         ipus_per_replica=stages,

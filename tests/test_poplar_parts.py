@@ -29,7 +29,7 @@ from ipucnn.sessions.poplar import checks
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
 from ipucnn.sessions.poplar.device import stdout_on_stderr
 from ipucnn.sessions.poplar.model import Preprocess, SeededDropout
-from ipucnn.sessions.poplar.surroundings import parse_flags, poplar_flags
+from ipucnn.sessions.poplar.sdk_environment import parse_flags, poplar_flags
 
 FLOAT = Transfer("float32")
 

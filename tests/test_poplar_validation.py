@@ -31,7 +31,7 @@ from ipucnn.sessions.group import Alone
 from ipucnn.sessions.poplar.checks import check_program
 from ipucnn.sessions.poplar.device import Exchange, Ipus, load_api
 from ipucnn.sessions.poplar.model import TRAINING, build_network
-from ipucnn.sessions.poplar.options import Layout, make_ipu_config, pipelining_options
+from ipucnn.sessions.poplar.options import SystemLayout, make_ipu_config, pipelining_options
 from ipucnn.training.program import make_program
 
 STAGES, REPLICAS, SCHEDULES = (1, 2, 4), (1, 2, 4), ("Grouped", "Interleaved", "Sequential")
@@ -88,7 +88,9 @@ def test_presets_are_legal_or_rightly_refused_in_every_layout(preset):
                 assert refused and error.hint, (stages, schedule, replicas, error.message)
                 continue
             assert not refused, (stages, schedule, replicas)
-            ipu_config = make_ipu_config(ipu, config, Layout(program.num_ipus, 0.2, program.recomputation))
+            ipu_config = make_ipu_config(
+                ipu, config, SystemLayout(program.num_ipus, 0.2, program.recomputation)
+            )
             ipu_config.configure_ipu_system()
             assert program.num_ipus == stages * replicas
             if stages > 1:

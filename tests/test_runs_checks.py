@@ -10,7 +10,7 @@ from support.refused import all_refusals
 from ipucnn.config.origin import RUN, of_plan, of_preset
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
-from ipucnn.runs.rules import RUN_RULES, Facts, check_run_rules
+from ipucnn.runs.rules import RUN_RULES, RunFacts, check_run_rules
 from ipucnn.sessions.group import Alone
 from ipucnn.training.program import make_layout
 
@@ -59,7 +59,7 @@ def check(flags, **changes):
     flags = {"gradient_accumulation_count": "1", **flags}  # whatever the preset's accumulation
     resolved = resolve("train", flags, model="cifar_resnet8", reads_data=False)
     resolved = replace(resolved, origins={**resolved.origins, **changes})
-    check_run_rules(Facts(resolved, make_layout(resolved.config), Alone()))
+    check_run_rules(RunFacts(resolved, make_layout(resolved.config), Alone()))
 
 
 IPU_ONLY = {

@@ -477,12 +477,12 @@ def test_the_range_of_images_is_typed_for_keras_weights_only(trained, run, repor
 
 
 def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images):
-    from ipucnn.runs.sources import Named
+    from ipucnn.runs.sources import WeightsArgument
     from ipucnn.runs.trained import open_trained
     from ipucnn.sessions.host.environment import import_tensorflow
 
     import_tensorflow()
-    model, _ = open_trained(Named("evaluate", str(trained), {})).build()
+    model, _ = open_trained(WeightsArgument("evaluate", str(trained), {})).build()
     model.save_weights("w.weights.h5")
     code, out, err = run(
         "infer", "w.weights.h5", "in", "--model-name", "lenet", "--dataset", "digits", "--json"

@@ -27,7 +27,7 @@ from ipucnn.filesystem import is_locked
 from ipucnn.machine import operation_threads
 from ipucnn.reports.console import Screen
 from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted, mean_and_deviation
-from ipucnn.runs.sources import Named
+from ipucnn.runs.sources import WeightsArgument
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.trained import open_trained
 
@@ -201,7 +201,7 @@ def test_typed_pairs_are_evaluated_whole_unless_they_are_those_of_the_fold(of_pa
     copied = shutil.copytree(str(data), str(tmp_path / "copied"))
 
     def evaluated(*flags):
-        trained = open_trained(Named("evaluate", str(whole / "fold-1"), dict(*flags)))
+        trained = open_trained(WeightsArgument("evaluate", str(whole / "fold-1"), dict(*flags)))
         return trained.num_stored, trained.source.eval.names, trained.notes
 
     names = [f"images/{k}.png" for k in range(4)]

@@ -29,7 +29,7 @@ from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
 from ipucnn.runs.records import Evaluation
-from ipucnn.runs.sources import Named
+from ipucnn.runs.sources import WeightsArgument
 from ipucnn.runs.trained import open_trained
 from ipucnn.sessions.role import Role
 from ipucnn.training.evaluation import EvaluationTotals
@@ -45,7 +45,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def network(trained):
-    return PatchwiseNetwork(open_trained(Named("infer", str(trained), {}), reads_data=False))
+    return PatchwiseNetwork(open_trained(WeightsArgument("infer", str(trained), {}), reads_data=False))
 
 
 @pytest.fixture(scope="module")
@@ -385,7 +385,7 @@ def test_full_disk_leaves_no_partial_files(trained, run, tmp_path, monkeypatch):
 def test_evaluation_covers_whole_images(trained, network, evaluated):
     printed, worst = evaluated
     source = open_membranes(204, 204, 7)
-    opened = open_trained(Named("evaluate", str(trained), {}))
+    opened = open_trained(WeightsArgument("evaluate", str(trained), {}))
     kept = opened.source.eval
     assert len(kept) == 2 and printed["dataset"]["stored"] == len(source.eval)
     totals, scores = EvaluationTotals(2, "bce_dice"), SegmentScores()

@@ -42,7 +42,7 @@ from ipucnn.datasets.formats import CIFAR_FILES
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.sources import cifar
-from ipucnn.datasets.verification import lots, samples, verify
+from ipucnn.datasets.verification import readers, samples, verify
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.survey import Known, Survey
 from ipucnn.errors import ConfigurationError, DataError
@@ -376,7 +376,7 @@ def test_large_files_are_read_one_at_a_time(made, monkeypatch):
 
     monkeypatch.setattr(base, "read_file", read)
     monkeypatch.setattr(verify, "num_cores", lambda: 4)
-    monkeypatch.setattr(lots, "LARGE_BYTES", 100)
+    monkeypatch.setattr(readers, "LARGE_BYTES", 100)
     assert verified(folder, ".")[:2] == (set(), set())
     assert len(most) == 18 and max(most) == 1
 
@@ -741,9 +741,9 @@ def survey_of(arrays, class_names):
     survey = Survey("x", "classification", "here", Known(), lambda *place: False, {}, None, 0.2, 100)
     survey.class_names = class_names
     pairs = {subset: ("", images, np.array(labels, int)) for subset, (images, labels) in arrays.items()}
-    survey.expect({subset: lots.array_lot([pair]) for subset, pair in pairs.items()})
+    survey.expect({subset: readers.array_samples([pair]) for subset, pair in pairs.items()})
     for subset, numbers, drawn in survey.groups():
-        for result in survey.subsets[subset].lot.decode(numbers, drawn):
+        for result in survey.subsets[subset].stored.decode(numbers, drawn):
             list(survey.take(subset, *result))
     return survey
 

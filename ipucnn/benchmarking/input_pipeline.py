@@ -17,9 +17,9 @@ from ipucnn.benchmarking.records import (
     Execution,
     Feed,
     Interval,
+    IpuPrediction,
     PipelineFigures,
     PipelinePartFigures,
-    Prediction,
     Throughput,
 )
 from ipucnn.benchmarking.rounds import Contender
@@ -158,7 +158,7 @@ def pipeline_figures(
     source: DataSource,
     names: Sequence[str],
     executions: Sequence[Sequence[Execution]],
-    predicted: Sequence[Prediction],
+    predicted: Sequence[IpuPrediction],
     *,
     batch_size: int,
     num_parallel: Optional[int],

@@ -8,7 +8,7 @@ from typing import Callable, List, Optional, Tuple
 from ipucnn.aliases import KerasModel, Tensor
 from ipucnn.benchmarking.figures import figures_of_fit
 from ipucnn.benchmarking.records import Figures
-from ipucnn.benchmarking.suite import CommandLine, Parse, given_options
+from ipucnn.benchmarking.suite import Parse, SuiteCommand, given_options
 from ipucnn.config.resolve import Resolved
 from ipucnn.errors import MemoryErrors, UserError
 from ipucnn.runs import setup as run_setup
@@ -20,7 +20,7 @@ def main(parse: Parse) -> None:
     """Trains as the command line specifies, and prints figures as JSON: the process of a row of a suite."""
     try:
         options = given_options(parse(["train", *sys.argv[2:]]).values())
-        print(fit(CommandLine("fit", sys.argv[2], options).resolve()).to_json())
+        print(fit(SuiteCommand("fit", sys.argv[2], options).resolve()).to_json())
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

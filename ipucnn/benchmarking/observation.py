@@ -13,7 +13,7 @@ from ipucnn.benchmarking.records import BenchmarkReport, from_plain
 from ipucnn.config.bounds import MAX_COUNT
 from ipucnn.config.options import BY_KEY, RunConfig
 from ipucnn.datasets.registry import DATASETS, known_as
-from ipucnn.documents import Natural, misfit, read_record
+from ipucnn.documents import Natural, mismatch, read_record
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import shown
 from ipucnn.models.registry import get_model
@@ -86,7 +86,7 @@ def read_observation(path: Path, import_tensorflow: Callable[[], object]) -> Obs
     height, width, channels = report.input_shape
     options = network_options(record, report.config, (height, width, channels), report.num_classes)
     graph = network_graph(record, options, import_tensorflow)
-    problem = misfit(report.program, _Program)
+    problem = mismatch(report.program, _Program)
     if problem:
         raise DataError(f"{name}: its program is damaged: {problem}", "make it again")
     try:

@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 
 from ipucnn.aliases import Tensor
 from ipucnn.benchmarking.records import MatmulPeakFacts
-from ipucnn.machine import operations_at_once, side_by_side
+from ipucnn.machine import operations_at_once, parallel_map
 
 _SMALLEST, _LARGEST, _LEAST_S = 1024, 8192, 0.01
 # Products timed before the executions, and again after them.
@@ -52,7 +52,7 @@ class MatmulPeak:
                 self._product(*factors).numpy()
 
         started = time.perf_counter()
-        for _ in side_by_side(product, [self._factors] * self._at_once, self._at_once):
+        for _ in parallel_map(product, [self._factors] * self._at_once, self._at_once):
             pass
         return time.perf_counter() - started
 

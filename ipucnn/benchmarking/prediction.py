@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from ipucnn.aliases import KerasModel
-from ipucnn.benchmarking.records import IpuMemory, Prediction
+from ipucnn.benchmarking.records import IpuMemory, IpuPrediction
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import UserError
 from ipucnn.hardware import System, get_system, smallest_system
@@ -65,7 +65,7 @@ class PredictionRequest:
         return calibrated_system(self.profile, system)
 
 
-def predict_columns(model: KerasModel, name: str, request: PredictionRequest) -> List[Prediction]:
+def predict_columns(model: KerasModel, name: str, request: PredictionRequest) -> List[IpuPrediction]:
     """Returns the predicted columns of a report: for the run's precision, and for 16.16.
 
     IPUs are mostly used with 16 bits.
@@ -79,7 +79,7 @@ def predict_columns(model: KerasModel, name: str, request: PredictionRequest) ->
     return [predict_ipu(graph, request, each) for each in dict.fromkeys((request.config.precision, "16.16"))]
 
 
-def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -> Prediction:
+def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -> IpuPrediction:
     """Returns the predicted column of a report for one precision.
 
     A program without pipeline gets one if its network does not fit on one IPU, with the fewest IPUs for which the
@@ -95,7 +95,7 @@ def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -
         best, system = None, request.system_for()
         notes.append(error.message)
     if best is None:
-        return Prediction(
+        return IpuPrediction(
             system=system.name, title=system.title, ipu=system.ipu.title, precision=precision, notes=notes
         )
     settings, prediction = best.settings, best.prediction
@@ -106,7 +106,7 @@ def predict_ipu(graph: LayerGraph, request: PredictionRequest, precision: str) -
         step_s = prediction.weight_update_s
     else:
         step_s = settings.micro_batch_size * settings.num_replicas / prediction.images_per_s
-    return Prediction(
+    return IpuPrediction(
         system=system.name,
         title=system.title,
         ipu=system.ipu.title,

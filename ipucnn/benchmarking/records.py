@@ -147,7 +147,7 @@ class DeviceFacts(Record, frozen=True, kw_only=True):
     memory_bytes: Natural
 
 
-class Compilation(Record, frozen=True, kw_only=True):
+class CompiledNetwork(Record, frozen=True, kw_only=True):
     """The compiled network, and the time to compile it."""
 
     num_layers: Natural
@@ -240,7 +240,7 @@ class Comparison(Record, frozen=True, kw_only=True, rename={"rival": "with"}):
     ratio_by_processor_time: Optional[Interval]
 
 
-class Prediction(Record, frozen=True, kw_only=True):
+class IpuPrediction(Record, frozen=True, kw_only=True):
     """The predictions of the cost and memory model for IPUs; a figure is null if there is no prediction."""
 
     system: str
@@ -351,13 +351,13 @@ class BenchmarkReport(Request, frozen=True, kw_only=True):
 
     device: DeviceFacts
     environment: Dict[str, Any]  # versions, digest of the sources, machine, command line
-    compilation: Optional[Compilation] = None
+    compilation: Optional[CompiledNetwork] = None
     execution: Optional[ExecutionFacts] = None
     warmup: Optional[Warmup] = None
     executions: List[Execution] = []  # every measured execution
     measured: Optional[MeasuredFigures] = None  # null if the result is void or nothing was measured
     comparison: Optional[Comparison] = None
-    predicted: List[Prediction] = []
+    predicted: List[IpuPrediction] = []
     data_pipeline: Optional[PipelineFigures] = None  # in scope data: images per second up to each stage
     end_to_end: Optional[EndToEnd] = None  # in scope end-to-end
     regression: Optional[Regression] = None

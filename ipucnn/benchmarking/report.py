@@ -16,7 +16,7 @@ from ipucnn.benchmarking.job import Job, program_of
 from ipucnn.benchmarking.records import (
     BenchmarkReport,
     Comparison,
-    Compilation,
+    CompiledNetwork,
     DeviceFacts,
     ExecutionFacts,
     Interval,
@@ -46,7 +46,7 @@ _MORE_THAN_PEAK = (
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineState:
     """What the machine did and gave while the rounds were measured; see ``MeasuredFigures``.
 
     Attributes:
@@ -89,7 +89,7 @@ def measured_report(
     job: Job,
     work: Work,
     rounds: Rounds,
-    machine: Machine,
+    machine: MachineState,
     regression: Optional[Regression],
 ) -> BenchmarkReport:
     """Returns a report with what was measured.
@@ -143,15 +143,15 @@ def measured_report(
     return report
 
 
-def compilation_record(compilation: Optional[CompilationReport]) -> Optional[Compilation]:
+def compilation_record(compilation: Optional[CompilationReport]) -> Optional[CompiledNetwork]:
     """Returns the compilation before its first execution, which may compile, too."""
     if compilation is None:
         return None
-    return structs.replace(convert(compilation, Compilation, from_attributes=True), cached=None)
+    return structs.replace(convert(compilation, CompiledNetwork, from_attributes=True), cached=None)
 
 
 def _with_execution(
-    report: BenchmarkReport, job: Job, work: Work, rounds: Rounds, machine: Machine
+    report: BenchmarkReport, job: Job, work: Work, rounds: Rounds, machine: MachineState
 ) -> BenchmarkReport:
     """Returns the report with program and execution as they were measured."""
     first, p, training = rounds.sides[0], work.program, job.settings.training
@@ -170,7 +170,7 @@ def _with_execution(
 
 
 def _figures(
-    report: BenchmarkReport, work: Work, rounds: Rounds, machine: Machine, job: Job
+    report: BenchmarkReport, work: Work, rounds: Rounds, machine: MachineState, job: Job
 ) -> MeasuredFigures:
     """Returns the figures of the network, or of the input pipeline."""
     training, p = job.settings.training, work.program

@@ -12,14 +12,13 @@ from ipucnn.config.resolve import OF_16_BITS, Resolved
 from ipucnn.config.rules import Rule, check_rules
 from ipucnn.config.spec import Effect
 from ipucnn.planning.program import OF_UPDATES
-from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, check_run_rules
-from ipucnn.runs.rules import Facts as RunFacts
+from ipucnn.runs.rules import HOST_SESSION_RULES, RUN_RULES, RunFacts, check_run_rules
 from ipucnn.sessions.group import Alone, ProcessGroup
 from ipucnn.text import percent
 from ipucnn.training.program import Layout, make_layout
 
 
-class Facts(NamedTuple):
+class BenchmarkFacts(NamedTuple):
     """The facts that the rules depend on.
 
     Attributes:
@@ -37,7 +36,7 @@ _OF_ONE_PROCESS: Dict[str, Callable[[BenchmarkSettings], bool]] = {
     "--baseline {baseline}": lambda settings: settings.baseline is not None,
 }
 
-BENCHMARK_RULES: Tuple[Rule[BenchmarkSettings, Facts], ...] = (
+BENCHMARK_RULES: Tuple[Rule[BenchmarkSettings, BenchmarkFacts], ...] = (
     Rule(
         lambda settings, _: settings.scope == SESSION and settings.flag not in (None, settings.mode),
         "--mode {mode} and --{flag} contradict each other",
@@ -149,7 +148,7 @@ def check_settings(settings: BenchmarkSettings, config: RunConfig, num_instances
     Raises:
         ConfigurationError: the message names the options, and the hint the remedy.
     """
-    check_rules(BENCHMARK_RULES, settings, Facts(data_kind(config), num_instances))
+    check_rules(BENCHMARK_RULES, settings, BenchmarkFacts(data_kind(config), num_instances))
 
 
 def check_run(resolved: Resolved, training: bool, group: ProcessGroup) -> Resolved:

@@ -16,7 +16,7 @@ from ipucnn.benchmarking import peak, report
 from ipucnn.benchmarking.contenders import ReferenceWorkload
 from ipucnn.benchmarking.job import Job
 from ipucnn.benchmarking.prediction import PredictionRequest, predict_columns
-from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, Prediction
+from ipucnn.benchmarking.records import BenchmarkReport, DeviceFacts, IpuPrediction
 from ipucnn.benchmarking.rounds import Clocks, Rounds, measure
 from ipucnn.benchmarking.settings import DATA
 from ipucnn.errors import EXIT_BUG, EXIT_INFEASIBLE, UserError, is_out_of_memory
@@ -109,7 +109,7 @@ def _compiled(latest: BenchmarkReport, work: Work, session: Session) -> Benchmar
     )
 
 
-def _predictions(job: Job, layers: Layers, model: KerasModel) -> Tuple[List[Prediction], List[str]]:
+def _predictions(job: Job, layers: Layers, model: KerasModel) -> Tuple[List[IpuPrediction], List[str]]:
     """Returns the predicted columns, and why there are none."""
     settings = job.settings
     request = PredictionRequest(
@@ -168,7 +168,7 @@ def _measured(
     clocks = Clocks(session.of_first_instance(began), lambda: session.of_first_instance(time.perf_counter()))
     rounds = yield from measure(work.contenders, settings.limits, clocks, reference, is_decided)
     share, executions = occupation.others_share(), rounds.executions()
-    machine = report.Machine(
+    machine = report.MachineState(
         repetitions=reference.repetitions if reference is not None else None,
         cached=work.cached if session.device.kind == "ipu" else None,
         others_share=share,

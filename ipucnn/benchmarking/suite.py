@@ -41,7 +41,7 @@ from ipucnn.errors import ConfigurationError, UserError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
-from ipucnn.sessions.poplar.surroundings import read_surroundings
+from ipucnn.sessions.poplar.sdk_environment import read_sdk_environment
 from ipucnn.text import quoted, shown_value
 
 FOLDER = Path(__file__).parent / "suites"
@@ -117,7 +117,7 @@ def merged(below: Options, above: Options) -> Options:
 
 
 @dataclass(frozen=True)
-class CommandLine:
+class SuiteCommand:
     """A command line of a suite.
 
     Attributes:
@@ -205,7 +205,7 @@ class Suite:
     """
 
     name: str
-    rows: Tuple[CommandLine, ...]
+    rows: Tuple[SuiteCommand, ...]
     title: str = ""
     about: str = ""
     epoch_images: Optional[int] = None
@@ -232,7 +232,7 @@ def find_suite(name: str, parse: Parse) -> Suite:
 def wildcard_suite(pattern: str) -> Suite:
     """Returns the suite of the networks that MODEL matches; mode and options come from the command line."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", pattern).strip("-") or "all"
-    rows = tuple(CommandLine("benchmark", record.name, {}) for record in matching(pattern))
+    rows = tuple(SuiteCommand("benchmark", record.name, {}) for record in matching(pattern))
     return Suite(name, rows, title=pattern)
 
 
@@ -244,13 +244,13 @@ def parse_suite(text: str, source: str, name: str, parse: Parse) -> Suite:
     """
     with documents.naming(source):
         data = documents.load(text)
-    problem = documents.misfit(data, _File)
+    problem = documents.mismatch(data, _File)
     if problem:
         raise ConfigurationError(f"{source}: {problem}", _HINT)
     file = msgspec.convert(data, _File)
     with _naming(f"{source}: options"):
         options = _split(str(file.options or ""))
-    rows: List[CommandLine] = []
+    rows: List[SuiteCommand] = []
     for number, row in enumerate(file.rows, 1):
         ((row_name, line),) = row.items() if isinstance(row, dict) else (("", row),)
         where = f"{source}, row {number}"
@@ -260,7 +260,7 @@ def parse_suite(text: str, source: str, name: str, parse: Parse) -> Suite:
     return Suite(name, tuple(rows), title, about, file.epoch_images)
 
 
-def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[CommandLine]:
+def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[SuiteCommand]:
     """Yields the command lines that a line with braces and wildcards stands for."""
     choices = [part.split(",") if k % 2 else [part] for k, part in enumerate(_BRACES.split(line))]
     count = math.prod(map(len, choices))
@@ -287,7 +287,7 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Comma
                     f"measure it by itself: ipucnn benchmark {quoted(words[1])}",
                 )
             shared = frozenset(below) - frozenset(above)
-            yield CommandLine(words[0], record.name, merged(below, above), shared=shared)
+            yield SuiteCommand(words[0], record.name, merged(below, above), shared=shared)
 
 
 def _split(text: str) -> List[str]:
@@ -309,7 +309,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
         UserError: a row is wrong; the message names the row.
     """
     names = None if model is None else {record.name for record in matching(model)}
-    rows: List[CommandLine] = []
+    rows: List[SuiteCommand] = []
     for row in suite.rows:
         if names is None or row.model in names:
             above = {name: value for name, value in typed.items() if row.takes(name)}
@@ -345,14 +345,14 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
             num_cores=num_cores(),
             memory_bytes=host_memory_bytes(),
             python=platform.python_version(),
-            tensorflow=read_surroundings().versions["tensorflow"],
+            tensorflow=read_sdk_environment().versions["tensorflow"],
         ),
         epoch_images=suite.epoch_images,
         rows=[row for row, _ in planned],
     )
 
 
-def _ids(rows: List[CommandLine]) -> List[str]:
+def _ids(rows: List[SuiteCommand]) -> List[str]:
     """Returns the rows' ids: their name or network, and the options that distinguish rows of the same name."""
     ids: List[str] = []
     for row in rows:
@@ -370,7 +370,7 @@ def _ids(rows: List[CommandLine]) -> List[str]:
     return ids
 
 
-def _pending(row: CommandLine, row_id: str) -> Tuple[Row, Dict[str, ConfigurationError]]:
+def _pending(row: SuiteCommand, row_id: str) -> Tuple[Row, Dict[str, ConfigurationError]]:
     """Checks a row; an image size that its network does not accept becomes the next legal one, noted.
 
     Returns:
@@ -393,7 +393,7 @@ def _pending(row: CommandLine, row_id: str) -> Tuple[Row, Dict[str, Configuratio
     return Row(id=row_id, name=name, model=row.model, command=row.text, mode=mode, notes=notes), left_out
 
 
-def _with_effect(row: CommandLine) -> Tuple[CommandLine, Resolved, Dict[str, ConfigurationError]]:
+def _with_effect(row: SuiteCommand) -> Tuple[SuiteCommand, Resolved, Dict[str, ConfigurationError]]:
     """Returns a row without the shared options that have no effect in it, its configuration, and their refusals."""
     left_out: Dict[str, ConfigurationError] = {}
     while True:

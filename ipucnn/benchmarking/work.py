@@ -59,7 +59,11 @@ class Work:
 
 
 def compile_work(
-    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice] = None
+    job: Job,
+    layers: Layers,
+    session: Session,
+    model: KerasModel,
+    memory_advice: Optional[MemoryAdvice] = None,
 ) -> Work:
     """Compiles the work that a job measures.
 
@@ -68,7 +72,7 @@ def compile_work(
         layers: the layers that open stages.
         session: the session of the device.
         model: the built network.
-        would_fit: the function that suggests changes if the program does not fit.
+        memory_advice: the function that suggests changes if the program does not fit.
     """
     settings = job.settings
     if settings.scope == DATA:
@@ -76,7 +80,7 @@ def compile_work(
         parts = _pipeline_parts(job, job.program.micro_batch_size)
         return Work(BuiltProgram.of(job.program, layers, 1), None, tuple(reversed(parts)))
     compile_ = _compile_training if settings.training else _compile_inference
-    work = compile_(job, layers, session, model, would_fit)
+    work = compile_(job, layers, session, model, memory_advice)
     contenders = work.contenders
     if settings.compare_with is not None:
         contenders += (keras_contender(job, work.program, model),)
@@ -158,7 +162,7 @@ def _lead(job: Job, samples_per_element: int) -> int:
 
 
 def _compile_training(
-    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
+    job: Job, layers: Layers, session: Session, model: KerasModel, memory_advice: Optional[MemoryAdvice]
 ) -> Work:
     division = session.divide(model, job.program, job.fused)
     p, fixed = BuiltProgram.of(job.program, layers, division.fused_micro_batches), None
@@ -170,7 +174,7 @@ def _compile_training(
         Loss(job.loss_name, job.config.label_smoothing),
         lambda updates: np.full(np.shape(updates), job.learning_rate, np.float32),
         lambda first_update, samples_per_element: dataset(job, samples_per_element, shard=division.shard),
-        would_fit,
+        memory_advice,
     )
     trainer = session.trainer(task)
     if job.steps is not None:
@@ -185,13 +189,13 @@ def _compile_training(
 
 
 def _compile_inference(
-    job: Job, layers: Layers, session: Session, model: KerasModel, would_fit: Optional[MemoryAdvice]
+    job: Job, layers: Layers, session: Session, model: KerasModel, memory_advice: Optional[MemoryAdvice]
 ) -> Work:
     micro_batches = job.program.num_replicas // job.instances.size * (job.steps or _OPEN_STEPS)
     division = session.divide_inference(model, job.program, micro_batches, job.fused)
     p = BuiltProgram.of(job.program, layers, division.fused_micro_batches)
     element = division.samples_per_group
-    predictor = session.predictor(model, would_fit, shares=False)
+    predictor = session.predictor(model, memory_advice, shares=False)
     compilation = predictor.compile((element, *job.setup.input_shape))
     contender = SessionInference(
         session,

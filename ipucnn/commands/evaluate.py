@@ -47,7 +47,7 @@ def evaluate(options: Evaluate) -> None:
     from ipucnn.runs.evaluate import EvaluateRequest, evaluate_run
     from ipucnn.runs.folder import CONFIG
     from ipucnn.runs.images.outputs import PLOTS, format_of
-    from ipucnn.runs.sources import Named
+    from ipucnn.runs.sources import WeightsArgument
     from ipucnn.runs.writer import open_writer
     from ipucnn.sessions.role import find_role
 
@@ -64,7 +64,9 @@ def evaluate(options: Evaluate) -> None:
         check_can_plot("--plot")
     sheet = WorstSheet()
     request = EvaluateRequest(
-        Named("evaluate", options.run, options.flags, which=options.checkpoint, weights=options.weights),
+        WeightsArgument(
+            "evaluate", options.run, options.flags, which=options.checkpoint, weights=options.weights
+        ),
         plot=plot_to,
         predictions=predictions_to,
         contact_sheet=sheet_to,

@@ -66,12 +66,14 @@ def export(options: Export) -> None:
     from ipucnn.reports.evaluate import print_export
     from ipucnn.runs.export import export_run
     from ipucnn.runs.requests import ExportRequest
-    from ipucnn.runs.sources import Named
+    from ipucnn.runs.sources import WeightsArgument
 
     if options.format is None:
         raise ConfigurationError("--format is missing", "choose one, for example --format onnx")
     request = ExportRequest(
-        Named("export", options.run, options.flags, which=options.checkpoint, weights=options.weights),
+        WeightsArgument(
+            "export", options.run, options.flags, which=options.checkpoint, weights=options.weights
+        ),
         options.format,
         batch=options.batch,
         opset=options.opset,

@@ -74,12 +74,12 @@ def infer(options: Infer) -> None:
     from ipucnn.commands.rules import INFER_RULES
     from ipucnn.config.rules import OfTask, check_rules
     from ipucnn.runs.requests import InferRequest
-    from ipucnn.runs.sources import Named, task_of
+    from ipucnn.runs.sources import WeightsArgument, task_of
     from ipucnn.runs.trained import open_trained
     from ipucnn.sessions.role import find_role
 
     role, run = find_role(), options.run
-    named = Named("infer", run, options.flags, which=options.checkpoint, weights=options.weights)
+    named = WeightsArgument("infer", run, options.flags, which=options.checkpoint, weights=options.weights)
     task = task_of(named)
     if task is None:
         # The options depend on the task.  If the task is unknown, this reports what is wrong with RUN first.

@@ -18,7 +18,7 @@ LEAST_WIDTH, LEAST_HELP_WIDTH = 30, 40
 _DEFAULT = re.compile(r"\[(default: .*|required)\]$", re.DOTALL)
 
 
-class Row(NamedTuple):
+class HelpRow(NamedTuple):
     """One line of a panel: the option's names, the placeholder of its value, and its meaning."""
 
     names: str
@@ -41,7 +41,9 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
-def print_page(usage: str, about: str, panels: Sequence[Tuple[str, Sequence[Row]]], epilog: str = "") -> None:
+def print_page(
+    usage: str, about: str, panels: Sequence[Tuple[str, Sequence[HelpRow]]], epilog: str = ""
+) -> None:
     """Prints a help page on stdout, in panels as wide as the terminal up to 120 columns."""
     console = PipeConsole(highlight=False)
     console.width = max(LEAST_HELP_WIDTH, console.width)
@@ -61,7 +63,7 @@ def print_page(usage: str, about: str, panels: Sequence[Tuple[str, Sequence[Row]
         console.print(Text(epilog), width=width)
 
 
-def _lay_out(row: Row, left: int, width: int) -> List[Text]:
+def _lay_out(row: HelpRow, left: int, width: int) -> List[Text]:
     """Returns the lines of one row: names on the left, help on the right; long names have a separate line."""
     head = Text(row.names, "bold cyan")
     if row.metavar:
@@ -138,13 +140,13 @@ def print_command_help(
         pages = [(f"Options about {shown_value(searched)}", rows)]
         print_page(usage, "", pages + [(method.title, method_rows(method)) for method in methods])
         return
-    panels: Dict[str, List[Row]] = {"Arguments": [_argument_row(param) for param in arguments]}
+    panels: Dict[str, List[HelpRow]] = {"Arguments": [_argument_row(param) for param in arguments]}
     if common:
         named = {name: param for param in options for name in (*param.opts, *param.secondary_opts)}
         panels["Common options"] = [option_row(named[name]) for name in common]
         panels["More help"] = [
-            Row("--help WORD", "", "Show the options about a word: `--help batch`, `--help checkpoint`."),
-            Row("--help-all", "", f"Show all {len(options)} options."),
+            HelpRow("--help WORD", "", "Show the options about a word: `--help batch`, `--help checkpoint`."),
+            HelpRow("--help-all", "", f"Show all {len(options)} options."),
         ]
     else:
         for param in options:
@@ -152,16 +154,22 @@ def print_command_help(
             panels.setdefault(title, []).append(option_row(param))
         if "General" in panels and "Options" in panels:
             panels["General"] += panels.pop("Options")
-    panels["Examples"] = [Row(line, "", about) for line, about in examples]
+    panels["Examples"] = [HelpRow(line, "", about) for line, about in examples]
     print_page(usage, command.help or "", list(panels.items()), command.epilog or "")
 
 
-def method_rows(method: Method) -> List[Row]:
+def method_rows(method: Method) -> List[HelpRow]:
     """Returns the formula of a schedule, warm-up, optimizer or norm, its keys, and an example."""
-    keys = [Row(key.name, "", f"{key.help}  [{key.shown_default}]") for key in method.keys]
-    words = [Row("where", "", SYMBOLS[method.option])]
-    differs = [Row("note", "", method.differs)] if method.differs else []
-    return [Row("formula", "", method.formula), *keys, *words, *differs, Row("example", "", method.example)]
+    keys = [HelpRow(key.name, "", f"{key.help}  [{key.shown_default}]") for key in method.keys]
+    words = [HelpRow("where", "", SYMBOLS[method.option])]
+    differs = [HelpRow("note", "", method.differs)] if method.differs else []
+    return [
+        HelpRow("formula", "", method.formula),
+        *keys,
+        *words,
+        *differs,
+        HelpRow("example", "", method.example),
+    ]
 
 
 def _is_network(word: str, arguments: Sequence[ClickParameter]) -> bool:
@@ -223,7 +231,7 @@ def wishes_of(param: ClickParameter) -> List[str]:
     from ipucnn.config.options import find_spec
 
     spec = find_spec(param.opts[0].lstrip("-"))
-    return spec.wishes.split() if spec is not None and spec.name == param.name else []
+    return spec.synonyms.split() if spec is not None and spec.name == param.name else []
 
 
 def _folded(name: str) -> str:
@@ -259,16 +267,16 @@ def _argument_name(param: ClickParameter) -> str:
     return name + ("..." if param.nargs != 1 else "")
 
 
-def _argument_row(param: ClickParameter) -> Row:
+def _argument_row(param: ClickParameter) -> HelpRow:
     text = getattr(param, "help", None) or ""
     required = "  [required]" if param.required and "[" not in text else ""
-    return Row(_argument_name(param), "", text + required)
+    return HelpRow(_argument_name(param), "", text + required)
 
 
-def option_row(param: ClickParameter) -> Row:
+def option_row(param: ClickParameter) -> HelpRow:
     """Returns an option's line of a help page."""
     if param.name == "help":
-        return Row(
+        return HelpRow(
             "--help, -h, --help-all",
             "[WORD]",
             "Show this page; with WORD only the options about it; with --help-all every option.",
@@ -284,4 +292,4 @@ def option_row(param: ClickParameter) -> Row:
     default = param.show_default if isinstance(param.show_default, str) else param.default
     if param.show_default and default not in (None, False) and "[default:" not in text:
         text += f"  [default: {default}]"
-    return Row(names, "" if param.is_flag else param.metavar, text)
+    return HelpRow(names, "" if param.is_flag else param.metavar, text)

@@ -119,7 +119,7 @@ def find_spec(key: str) -> Optional[OptionSpec]:
 def find_meant(word: str) -> Optional[OptionSpec]:
     """Returns the option of a key, or of a name that it has in other programs; None if there is none."""
     name = word.strip().lower().replace("_", "-")
-    return find_spec(name) or next((spec for spec in SPECS if name in spec.wishes.split()), None)
+    return find_spec(name) or next((spec for spec in SPECS if name in spec.synonyms.split()), None)
 
 
 # -- YAML -----------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
-    from ipucnn.datasets.registry import Choice
+    from ipucnn.datasets.registry import ChosenDataset
     from ipucnn.models.registry import ModelRecord
 
 OF_16_BITS = ("stochastic_rounding", "nanoo", "auto_loss_scaling")
@@ -127,14 +127,14 @@ class Resolved:
     config: RunConfig
     origins: Dict[str, Origin]
     record: "ModelRecord"
-    data: "Optional[Choice]"
+    data: "Optional[ChosenDataset]"
     preset: Optional[str]
     plan: Optional[Plan] = None
     config_path: Optional[Path] = None
     left_out: Tuple[str, ...] = ()
 
     @property
-    def choice(self) -> "Choice":
+    def choice(self) -> "ChosenDataset":
         """The data set of a command that reads one.
 
         Raises:
@@ -579,7 +579,7 @@ def _first(name: str, *layers: Mapping[str, PlainValue]) -> Any:
 
 def _choose_dataset(
     command: str, record: "ModelRecord", *layers: Mapping[str, PlainValue]
-) -> "Optional[Choice]":
+) -> "Optional[ChosenDataset]":
     """Returns the data set registry's choice; None for a command that reads no data, which may then be absent."""
     if command not in BY_NAME["dataset_path"].commands:
         return None

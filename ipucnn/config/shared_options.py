@@ -169,7 +169,7 @@ class GeneralOptions:
         commands=(*DATA, "plan-splits", "models"),
         default_text="the model's own if its files are in --dataset-path, else an embedded one; for verify-dataset "
         "the one that is there, for models the model's own",
-        wishes="data dataset-name my-images",
+        synonyms="data dataset-name my-images",
         effect=Effect.RESULT,
     )
     dataset_path: Path = option(
@@ -177,7 +177,7 @@ class GeneralOptions:
         "Folder with the data set's files.",
         kind=DIRECTORY,
         commands=(*DATA, "doctor", "models"),
-        wishes="data-dir dataset-dir data-path data-root data-folder root",
+        synonyms="data-dir dataset-dir data-path data-root data-folder root",
         effect=Effect.FILES,
     )
     download: bool = option(
@@ -192,7 +192,7 @@ class GeneralOptions:
         within=Range(0, bounds.MAX_COUNT),
         commands=(*RUN, "plan-splits"),
         default_text="drawn at random, and recorded",
-        wishes="random-seed random-state",
+        synonyms="random-seed random-state",
         effect=Effect.RESULT,
     )
     device: str = option(
@@ -200,7 +200,7 @@ class GeneralOptions:
         "Where to run: auto takes IPUs, then GPUs, then the CPU.",
         choices=("auto", "ipu", "gpu", "cpu"),
         commands=(*DEVICE, "doctor"),
-        wishes="gpu gpus cuda laptop rehearse rehearsal simulate emulate",
+        synonyms="gpu gpus cuda laptop rehearse rehearsal simulate emulate",
         effect=Effect.DELIVERY,
     )
     run_dir: Optional[Path] = option(
@@ -208,11 +208,11 @@ class GeneralOptions:
         "Run folder to create.",
         kind=DIRECTORY,
         default_text="runs/MODEL-DATASET[-N]",
-        wishes="output output-dir save-dir log-dir logdir outdir name run-name exp-name experiment tensorboard",
+        synonyms="output output-dir save-dir log-dir logdir outdir name run-name exp-name experiment tensorboard",
         effect=Effect.FILES,
     )
     overwrite: bool = option(
-        False, "Replace an existing run folder.", in_yaml=False, wishes="force", effect=Effect.FILES
+        False, "Replace an existing run folder.", in_yaml=False, synonyms="force", effect=Effect.FILES
     )
     dry_run: bool = option(
         False,
@@ -236,7 +236,7 @@ class GeneralOptions:
         "cropped or cut into patches, augmented and mixed, with their classes or masks.",
         in_yaml=False,
         commands=TRAIN,
-        wishes="augmentation augmented preview samples show images masks picture",
+        synonyms="augmentation augmented preview samples show images masks picture",
         kind=SAVED_FILE,
         effect=Effect.FILES,
     )
@@ -247,7 +247,7 @@ class GeneralOptions:
         "begins.",
         in_yaml=False,
         commands=TRAIN,
-        wishes="continue restart load-checkpoint crash crashed interrupted",
+        synonyms="continue restart load-checkpoint crash crashed interrupted",
         effect=Effect.FILES,
     )
 
@@ -264,13 +264,13 @@ class DataOptions:
         "Size of the network's input, such as 224, or 388x512 (height x width).",
         commands=(*NETWORK, "verify-dataset", "models"),
         default_text="the data set's, at least the model's smallest; for models the model's own",
-        wishes="img-size input-size resolution resize",
+        synonyms="img-size input-size resolution resize",
         effect=Effect.RESULT,
     )
     augment: bool = option(
         False,
         "Augment the training images, each data set in its own way.",
-        wishes="data-augmentation augmentation flip crop random-crop hflip aa auto-augment transform transforms",
+        synonyms="data-augmentation augmentation flip crop random-crop hflip aa auto-augment transform transforms",
         updates_only=True,
         effect=Effect.RESULT,
     )
@@ -281,7 +281,7 @@ class DataOptions:
         "caffe (blue, green, red, minus ImageNet's mean), or image (minus each image's mean, over its deviation).",
         choices=("network", "standard", "unit", "tf", "raw", "torch", "caffe", "image"),
         commands=(*RUN, "evaluate", "infer", "export"),
-        wishes="normalize mean std preprocess-input",
+        synonyms="normalize mean std preprocess-input",
         effect=Effect.RESULT,
     )
     limit_train: Optional[str] = option(
@@ -290,7 +290,7 @@ class DataOptions:
         kind=LIMIT,
         commands=(*RUN, "infer", "verify-dataset"),
         default_text="all",
-        wishes="subset num-samples max-samples",
+        synonyms="subset num-samples max-samples",
         effect=Effect.RESULT,
     )
     limit_eval: Optional[str] = option(
@@ -319,7 +319,7 @@ class DataOptions:
     shuffle: bool = option(
         True,
         "Shuffle the training samples in every epoch.",
-        wishes="shuffle-buffer shuffle-buffer-size",
+        synonyms="shuffle-buffer shuffle-buffer-size",
         effect=Effect.RESULT,
     )
     deterministic: bool = option(
@@ -364,7 +364,7 @@ class DataOptions:
         "Images the input pipeline processes in parallel on the host.",
         within=Range(1, bounds.MAX_WORKERS),
         commands=(*RUN, "evaluate", "infer"),
-        wishes="num-workers workers loaders",
+        synonyms="num-workers workers loaders",
         effect=Effect.DELIVERY,
     )
     max_image_pixels: int = option(
@@ -379,7 +379,7 @@ class DataOptions:
         "Leave out images of files and records, and pairs of images and masks, that cannot be decoded; they are "
         "counted and named. All images are decoded once before the run begins.",
         commands=(*RUN, "evaluate", "export"),
-        wishes="corrupt broken unreadable truncated images ignore",
+        synonyms="corrupt broken unreadable truncated images ignore",
         effect=Effect.RESULT,
     )
     eight_bit_transfer: bool = option(
@@ -412,7 +412,7 @@ class ModelOptions:
         kind=WEIGHTS,
         commands=TRAIN,
         default_text="random from the seed",
-        wishes="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
+        synonyms="load load-weights init-weights pretrained finetune fine-tune transfer initial-checkpoint",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -424,7 +424,7 @@ class ModelOptions:
         kind=ValueKind(values.parse_freeze, "N|PATTERN|backbone", "backbone"),
         commands=(*TRAIN, "plan-splits"),
         default_text="none, all layers are trained",
-        wishes="frozen freeze-layers trainable freeze-backbone linear-probe",
+        synonyms="frozen freeze-layers trainable freeze-backbone linear-probe",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -434,7 +434,7 @@ class ModelOptions:
         "momentum, epsilon, num_groups and channels_per_group. `--help group_norm` describes those of group_norm.",
         kind=ValueKind(values.parse_norm_layer, "NAME|DICT", "batch_norm"),
         commands=NETWORK,
-        wishes="batchnorm bn norm group-norm normalization sync-bn",
+        synonyms="batchnorm bn norm group-norm normalization sync-bn",
         effect=Effect.RESULT,
     )
     bn_momentum: float = option(
@@ -460,7 +460,7 @@ class ModelOptions:
         "Dropout rate, instead of the network's own.",
         within=Range(minimum=0, below=1),
         default_text="the network's own",
-        wishes="drop-rate",
+        synonyms="drop-rate",
         effect=Effect.RESULT,
     )
     base_filters: Optional[int] = option(
@@ -469,7 +469,7 @@ class ModelOptions:
         within=Range(1, bounds.MAX_BASE_FILTERS),
         commands=NETWORK,
         default_text="the network's own",
-        wishes="width channels num-filters",
+        synonyms="width channels num-filters",
         effect=Effect.RESULT,
     )
 
@@ -484,7 +484,7 @@ class EvaluationOptions:
     validation: bool = option(
         True,
         "Validate during training.",
-        wishes="test test-set do-eval",
+        synonyms="test test-set do-eval",
         keras_effect=True,
         effect=Effect.RESULT,
     )
@@ -509,7 +509,7 @@ class EvaluationOptions:
         "Epochs from one validation to the next.",
         aliases=("eval-freq",),
         within=Range(1, bounds.MAX_EPOCHS),
-        wishes="eval-every val-freq validate-every eval-interval val-interval",
+        synonyms="eval-every val-freq validate-every eval-interval val-interval",
         effect=Effect.RESULT,
     )
     kfold: Optional[int] = option(
@@ -519,7 +519,7 @@ class EvaluationOptions:
         within=Range(2, bounds.MAX_COUNT),
         kind=ValueKind(values.parse_folds, "INT", is_number=True),
         default_text="none, the data set's evaluation part is used",
-        wishes="cross-validation cv folds",
+        synonyms="cross-validation cv folds",
         effect=Effect.RESULT,
     )
     fold: Optional[int] = option(
@@ -564,7 +564,7 @@ class EvaluationOptions:
         kind=FRACTION,
         within=Range(0, bounds.MAX_COUNT),
         default_text="1, or one per execution where that is longer than an epoch",
-        wishes="checkpoint checkpoint-every checkpoint-freq save-every save-freq save-interval",
+        synonyms="checkpoint checkpoint-every checkpoint-freq save-every save-freq save-interval",
         effect=Effect.RESULT,
     )
     first_ckpt_epoch: float = option(
@@ -581,7 +581,7 @@ class EvaluationOptions:
         kind=int_or("all", None),
         within=Range(1, bounds.MAX_COUNT),
         metavar="N|all",
-        wishes="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
+        synonyms="save-best save-best-only save-top-k save-total-limit max-to-keep checkpoint-hist keep-last",
         effect=Effect.FILES,
     )
     clean_dir: bool = option(
@@ -601,14 +601,14 @@ class EvaluationOptions:
         "Stop at the first validation that reaches this accuracy (for masks: this Dice score), from 0 to 1. The "
         "report says how long that took.",
         within=Range(maximum=1, above=0),
-        wishes="stop-at time-to-train",
+        synonyms="stop-at time-to-train",
         effect=Effect.END,
     )
     early_stopping: Optional[int] = option(
         None,
         "Stop after this many validations in a row that are no better than the best one before them.",
         within=Range(1, bounds.MAX_COUNT),
-        wishes="earlystop patience",
+        synonyms="earlystop patience",
         effect=Effect.END,
     )
     mlperf_logging: bool = option(
@@ -626,7 +626,7 @@ class EvaluationOptions:
         False,
         "Log to Weights & Biases, too. It needs pip install 'ipucnn[wandb]'; without internet access set "
         "WANDB_MODE=offline.",
-        wishes="log-wandb weights-and-biases tracker",
+        synonyms="log-wandb weights-and-biases tracker",
         effect=Effect.DELIVERY,
     )
     wandb_run_name: Optional[str] = option(
@@ -634,7 +634,7 @@ class EvaluationOptions:
         "Name of the run in Weights & Biases.",
         metavar="NAME",
         default_text="the run folder's name",
-        wishes="wandb-params",
+        synonyms="wandb-params",
         effect=Effect.DELIVERY,
     )
     wandb_tags: Tuple[str, ...] = option(
@@ -665,7 +665,7 @@ class TrainingOptions:
         aliases=("epochs",),
         within=Range(1, bounds.MAX_EPOCHS),
         commands=TRAIN,
-        wishes="max-epochs n-epochs",
+        synonyms="max-epochs n-epochs",
         updates_only=False,
         effect=Effect.END,
     )
@@ -674,14 +674,14 @@ class TrainingOptions:
         "Optimizer.",
         choices=names_of("optimizer_params"),
         commands=PLAN,
-        wishes="opt adam sgd adamw rmsprop lars",
+        synonyms="opt adam sgd adamw rmsprop lars",
         effect=Effect.RESULT,
     )
     optimizer_params: Dict[str, Any] = option(
         {"momentum": 0},
         "The optimizer's parameters, e.g. '{\"momentum\": 0.9}'. `--help adam` describes those of adam.",
         commands=PLAN,
-        wishes="momentum beta1 beta2 betas eps opt-eps nesterov",
+        synonyms="momentum beta1 beta2 betas eps opt-eps nesterov",
         effect=Effect.RESULT,
     )
     learning_rate: Optional[float] = option(
@@ -691,7 +691,7 @@ class TrainingOptions:
         aliases=("lr",),
         within=Range(maximum=bounds.MAX_FLOAT32, above=0),
         default_text="initial_learning_rate of --lr-schedule-params x global batch",
-        wishes="base-lr initial-lr",
+        synonyms="base-lr initial-lr",
         effect=Effect.RESULT,
     )
     lr_schedule: str = option(
@@ -699,7 +699,7 @@ class TrainingOptions:
         "Learning rate schedule.",
         choices=names_of("lr_schedule_params"),
         commands=TRAIN,
-        wishes="scheduler sched lr-scheduler lr-policy lr-decay decay-rate anneal",
+        synonyms="scheduler sched lr-scheduler lr-policy lr-decay decay-rate anneal",
         effect=Effect.RESULT,
     )
     lr_schedule_params: Dict[str, Any] = option(
@@ -715,7 +715,7 @@ class TrainingOptions:
         "`--help shift` describes it.",
         commands=TRAIN,
         default_text="no warm-up",
-        wishes="warmup warmup-epochs warm-up warmup-lr",
+        synonyms="warmup warmup-epochs warm-up warmup-lr",
         effect=Effect.RESULT,
     )
     lr_staircase: bool = option(
@@ -725,28 +725,28 @@ class TrainingOptions:
         0.0,
         "The optimizer's weight decay.",
         within=Range(0, bounds.MAX_DECAY),
-        wishes="wd regularization",
+        synonyms="wd regularization",
         effect=Effect.RESULT,
     )
     l2_regularization: float = option(
         0.0,
         "L2 penalty: this number times the weight is added to each gradient. The reported loss does not include it.",
         within=Range(0, bounds.MAX_DECAY),
-        wishes="l2 reg regularization",
+        synonyms="l2 reg regularization",
         effect=Effect.RESULT,
     )
     decay_biases_and_norms: bool = option(
         True,
         "Whether weight decay and the L2 penalty act on biases, norms and other weights of one dimension. LARS's own "
         "weight decay never does.",
-        wishes="filter-bias-and-bn bias-decay no-weight-decay exclude-from-weight-decay wd",
+        synonyms="filter-bias-and-bn bias-decay no-weight-decay exclude-from-weight-decay wd",
         effect=Effect.RESULT,
     )
     clip_gradient_norm: Optional[float] = option(
         None,
         "Largest norm of all gradients of a weight update together; longer ones are scaled down to it.",
         within=Range(maximum=bounds.MAX_FLOAT32, above=0),
-        wishes="clip-grad grad-clip gradient-clipping clipnorm max-grad-norm",
+        synonyms="clip-grad grad-clip gradient-clipping clipnorm max-grad-norm",
         effect=Effect.RESULT,
     )
     ema_decay: Optional[float] = option(
@@ -755,7 +755,7 @@ class TrainingOptions:
         "1,000 of them). Validation and checkpoints take the averages; training itself goes on with the weights.",
         within=Range(above=0, below=1),
         commands=TRAIN,
-        wishes="ema model-ema moving-average swa",
+        synonyms="ema model-ema moving-average swa",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -763,7 +763,7 @@ class TrainingOptions:
         0.0,
         "Constant loss scale for training in 16 bits; 0 turns it off.",
         within=Range(0, bounds.MAX_LOSS_SCALING),
-        wishes="grad-scaler",
+        synonyms="grad-scaler",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -778,7 +778,7 @@ class TrainingOptions:
         None,
         "Label smoothing factor.",
         within=Range(minimum=0, below=1),
-        wishes="smoothing",
+        synonyms="smoothing",
         updates_only=False,
         effect=Effect.RESULT,
     )
@@ -791,7 +791,7 @@ class TrainingOptions:
         choices=("balanced",),
         commands=TRAIN,
         default_text="every sample counts the same",
-        wishes="class-weight weighted-loss imbalance imbalanced unbalanced oversampling weighted-sampler pos-weight",
+        synonyms="class-weight weighted-loss imbalance imbalanced unbalanced oversampling weighted-sampler pos-weight",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -820,7 +820,7 @@ class TrainingOptions:
         "colour.",
         within=Range(0, 1),
         commands=TRAIN,
-        wishes="reprob erasing cutout",
+        synonyms="reprob erasing cutout",
         effect=Effect.RESULT,
     )
     precision: str = option(
@@ -829,7 +829,7 @@ class TrainingOptions:
         choices=("16.16", "16.32", "32.32"),
         commands=(*PLAN, "evaluate", "infer"),
         plan_default="the preset's, else 16.16",
-        wishes="fp16 half amp mixed mixed-precision bf16 dtype float16",
+        synonyms="fp16 half amp mixed mixed-precision bf16 dtype float16",
         updates_only=False,
         effect=Effect.RESULT,
     )
@@ -860,7 +860,7 @@ class TrainingOptions:
         "auto",
         "Loss; auto is cross-entropy, and for the U-Net cross-entropy with Dice.",
         choices=("auto", "cross_entropy", "bce_dice"),
-        wishes="criterion loss-function",
+        synonyms="criterion loss-function",
         updates_only=False,
         effect=Effect.RESULT,
     )
@@ -878,7 +878,7 @@ class BatchingOptions:
         "Samples that one replica processes in one forward pass.",
         within=Range(1, bounds.MAX_MICRO_BATCH),
         commands=PLAN,
-        wishes="batch-size batch bs mini-batch",
+        synonyms="batch-size batch bs mini-batch",
         plan_default="the preset's, else 1; a search tries others",
         effect=Effect.RESULT,
     )
@@ -889,7 +889,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_ACCUMULATION),
         commands=PLAN,
         default_text="1, or from global-batch-size",
-        wishes="accum-iter grad-accum accumulate grad-accum-steps",
+        synonyms="accum-iter grad-accum accumulate grad-accum-steps",
         plan_default="the preset's, else 16 for each stage, or from global-batch-size",
         effect=Effect.RESULT,
     )
@@ -899,7 +899,7 @@ class BatchingOptions:
         within=Range(1, bounds.MAX_COUNT),
         commands=PLAN,
         default_text="micro-batch size x accumulation count x replicas",
-        wishes="batch-size total-batch effective-batch",
+        synonyms="batch-size total-batch effective-batch",
         effect=Effect.RESULT,
     )
     gradient_accumulation_reduction_method: str = option(
@@ -916,7 +916,7 @@ class BatchingOptions:
         aliases=("replicas",),
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
-        wishes="data-parallel num-gpus copies",
+        synonyms="data-parallel num-gpus copies",
         plan_default="the preset's, else 1; a search tries others",
         effect=Effect.RESULT,
     )
@@ -925,7 +925,7 @@ class BatchingOptions:
         "Replicas that share the statistics of batch norm (distributed batch norm); 1 turns it off.",
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
-        wishes="sync-bn distributed-batch-norm",
+        synonyms="sync-bn distributed-batch-norm",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -945,7 +945,7 @@ class BatchingOptions:
         kind=FRACTION,
         within=Range(0, bounds.MAX_COUNT),
         commands=TRAIN,
-        wishes="log-interval log-every logging",
+        synonyms="log-interval log-every logging",
         keras_effect=False,
         effect=Effect.RESULT,
     )
@@ -986,7 +986,7 @@ class PipelineOptions:
         aliases=("splits",),
         metavar="LAYER...",
         commands=PLAN,
-        wishes="split",
+        synonyms="split",
         effect=Effect.RESULT,
     )
     device_mapping: Optional[Tuple[int, ...]] = option(
@@ -1004,7 +1004,7 @@ class PipelineOptions:
         choices=("Grouped", "Interleaved", "Sequential"),
         commands=PLAN,
         plan_default="the faster of Grouped and Interleaved; a search tries Sequential too",
-        wishes="gpipe 1f1b",
+        synonyms="gpipe 1f1b",
         effect=Effect.RESULT,
     )
     ipus_per_replica: Optional[int] = option(
@@ -1014,7 +1014,7 @@ class PipelineOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         default_text="as many as the stages need",
-        wishes="stages pipeline-stages num-ipus",
+        synonyms="stages pipeline-stages num-ipus",
         effect=Effect.RESULT,
     )
     ipus: Optional[int] = option(
@@ -1023,14 +1023,14 @@ class PipelineOptions:
         within=Range(1, bounds.MAX_IPUS),
         commands=PLAN,
         default_text="replicas x IPUs per replica",
-        wishes="num-ipus world-size",
+        synonyms="num-ipus world-size",
         plan_default="replicas x IPUs per replica; for a search all of the system",
         effect=Effect.RESULT,
     )
     recomputation: bool = option(
         False,
         "Recompute activations in the backward pass instead of keeping them. It needs a pipeline.",
-        wishes="grad-checkpointing activation-checkpointing remat",
+        synonyms="grad-checkpointing activation-checkpointing remat",
         effect=Effect.RESULT,
     )
     available_memory_proportion: Tuple[float, ...] = option(
@@ -1041,7 +1041,7 @@ class PipelineOptions:
         within=Range(1, 100),
         commands=PLAN,
         host_effect=False,
-        wishes="memory-proportion",
+        synonyms="memory-proportion",
         plan_default="the preset's, else the fastest of 60, 30 and 15",
         effect=Effect.RESULT,
     )
@@ -1071,7 +1071,7 @@ class IpuOptions:
         True,
         "Keep the optimizer state in remote memory.",
         commands=PLAN,
-        wishes="offload offloading zero",
+        synonyms="offload offloading zero",
         plan_default="the preset's, else True; a search tries both",
         effect=Effect.RESULT,
     )
@@ -1079,7 +1079,7 @@ class IpuOptions:
         False,
         "Accumulate partial results of convolutions and matrix products in 16 bits.",
         commands=PLAN,
-        wishes="partials partials-type",
+        synonyms="partials partials-type",
         plan_default="the preset's, else False; a search tries both",
         effect=Effect.RESULT,
     )
@@ -1152,7 +1152,7 @@ class IpuOptions:
         kind=DIRECTORY,
         commands=DEVICE,
         default_text="the one that TF_POPLAR_FLAGS names, if any",
-        wishes="cache compile-cache",
+        synonyms="cache compile-cache",
         effect=Effect.FILES,
     )
     convolution_options: Dict[str, Any] = option(
@@ -1186,7 +1186,7 @@ class IpuOptions:
     replicated_optimizer_state_sharding: bool = option(
         False,
         "Divide the offloaded optimizer state among the replicas.",
-        wishes="zero sharding rts",
+        synonyms="zero sharding rts",
         effect=Effect.RESULT,
     )
     prefetch_depth: int = option(
@@ -1245,7 +1245,7 @@ class HostOptions:
         in_yaml=False,
         commands=TRAIN,
         default_text="as many GPUs as can share it evenly; 1 on a CPU",
-        wishes="gpus num-gpus multi-gpu",
+        synonyms="gpus num-gpus multi-gpu",
         effect=Effect.DELIVERY,
     )
     deterministic_operations: bool = option(
@@ -1253,7 +1253,7 @@ class HostOptions:
         "Use only operations that give the same bytes each time. With --no-deterministic-operations GPUs are faster, "
         "but a run that is continued no longer equals one that never stopped.",
         commands=(*RUN, "evaluate", "infer"),
-        wishes="reproducible cudnn-deterministic",
+        synonyms="reproducible cudnn-deterministic",
         keras_effect=True,
         effect=Effect.RESULT,
     )

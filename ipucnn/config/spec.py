@@ -123,7 +123,7 @@ class OptionSpec:
         kind: kind of its values.
         optional: whether ``none`` is a value.
         aliases: further keys (and flags) with the same meaning.
-        wishes: words, separated by spaces, that users of other programs type or search for.  They are not flags, but
+        synonyms: words, separated by spaces, that users of other programs type or search for.  They are not flags, but
             help finds the option by them.
         within: bounds of a number, or of each element of a list of them.
         choices: the legal values, compared without regard to case, ``-`` and ``_``.
@@ -152,7 +152,7 @@ class OptionSpec:
     kind: ValueKind
     optional: bool = False
     aliases: Tuple[str, ...] = ()
-    wishes: str = ""
+    synonyms: str = ""
     within: Range = NO_BOUNDS
     choices: Tuple[str, ...] = ()
     metavar: str = ""

@@ -25,7 +25,7 @@ from ipucnn.datasets.problems import (
     remark_lines,
 )
 from ipucnn.errors import DataError
-from ipucnn.machine import num_cores, side_by_side
+from ipucnn.machine import num_cores, parallel_map
 from ipucnn.text import counted, printable, quoted
 
 CHECKED_BYTES = 256 * 2**20
@@ -150,7 +150,7 @@ def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
         name = examples.paths[index] if isinstance(examples, FileExamples) else examples.describe(index)
         return item_or_problem(read, None, name)
 
-    results = list(side_by_side(decode, ((index,) for index in range(len(examples))), num_cores()))
+    results = list(parallel_map(decode, ((index,) for index in range(len(examples))), num_cores()))
     problems = {index: result for index, result in enumerate(results) if isinstance(result, Problem)}
     remarks = [remark for result in results if not isinstance(result, Problem) for remark in result]
     return _Decoded(problems, len(examples) - len(problems), remarks)

@@ -287,8 +287,19 @@ class MasksAsClasses(DataError):
     """Folders of masks that would be classes; the hint makes pairs of them."""
 
 
-MASKS_INSIDE = "masks-inside"
-"""The code of an error about masks in the class folders of their images."""
+class NoPairs(DataError):
+    """No image has the name of a mask."""
+
+
+MASKS_INSIDE, MASK_OF_EACH = "masks-inside", "mask-of-each"
+"""The codes of errors about masks in the class folders of their images, and about folders of an image and its mask."""
+_HOW_TO_PAIR = (
+    "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png"
+)
+MAXIMUM = "the maximum of them in each pixel"
+"""How several masks of an image become one."""
+SORTING = "python -m ipucnn.datasets.sorting"
+"""The command that makes a set of a folder that is refused, see ``sorting.py``."""
 
 
 PAIR_LAYOUT = (
@@ -548,16 +559,11 @@ def _check_no_cases(classes: List[Path]) -> None:
     ]
     for mask, image in pairs:
         if not without_mask_ending(pair_name(mask)):
-            whole, new = first.parent, real(first.parent).with_name(f"{real(first.parent).name}-pairs")
-            moved = (
-                f'cp "$f/{name}" {quoted(new / side)}/"$(basename "$f")"{os.path.splitext(name)[1]}'
-                for name, side in ((image, "images"), (mask, "masks"))
-            )
             raise MasksAsClasses(
                 f"{shown(first)} and {shown(second)} have {image} and {mask} in them: an image with its mask in each, "
                 "and not a class",
-                f"mkdir -p {quoted(new / 'images')} {quoted(new / 'masks')} && for f in {quoted(whole)}/*; do "
-                f"{' && '.join(moved)}; done, then pass --dataset {quoted(new)} to the network unet",
+                _HOW_TO_PAIR,
+                MASK_OF_EACH,
             )
 
 
@@ -669,8 +675,7 @@ def _check_no_folds(classes: List[Path]) -> None:
         one, other = sides["images"], sides["masks"]
         raise MasksAsClasses(
             f"{shown(first)} and {shown(second)} have {one}/ and {other}/ in them: masks are no images of a class",
-            "for masks: join those of each image, and put all into DIR/images/NAME.png and DIR/masks/NAME.png; for "
-            f"classes: move the folders {other}/ out of the class folders",
+            f"{_HOW_TO_PAIR}; for classes: move the folders {other}/ out of the class folders",
             MASKS_INSIDE,
         )
     whole, moved = first.parent, first.with_name(f"{first.name}-images")

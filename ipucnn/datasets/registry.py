@@ -18,11 +18,13 @@ from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
     FILE_SETS,
     LAYOUTS,
+    MASK_OF_EACH,
     MASKS_INSIDE,
     PAIR_LAYOUT,
     TFDS_PREFIX,
     Found,
     MasksAsClasses,
+    NoPairs,
     base_name,
     check_has_masks,
     class_loop,
@@ -76,7 +78,7 @@ GROUP = "ipucnn.datasets"
 """The group of entry points through which installed packages offer data sets, as functions of Python files do."""
 
 
-class Opening(NamedTuple):
+class ReaderOptions(NamedTuple):
     """Options of the readers; each reader uses those that concern its data set.
 
     Attributes:
@@ -118,21 +120,21 @@ class DatasetRecord:
 
     task: str
     summary: str
-    open: "Callable[[Choice, Opening], DataSource]"
+    open: "Callable[[ChosenDataset, ReaderOptions], DataSource]"
     files: str = ""
     image_shape: Optional[Tuple[int, int, int]] = None
     num_classes: Optional[int] = None
     num_examples: Optional[Tuple[int, int]] = None
 
 
-def _open_membranes(choice: "Choice", opening: Opening) -> "DataSource":
+def _open_membranes(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
     from ipucnn.datasets.segmentation.membranes import DEFAULT_SIZE, open_membranes
 
     height, width = opening.image_shape[:2] if opening.image_shape else (DEFAULT_SIZE, DEFAULT_SIZE)
     return open_membranes(height, width, opening.seed)
 
 
-def _open_random(choice: "Choice", opening: Opening) -> "DataSource":
+def _open_random(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
     classes = opening.num_classes or (2 if choice.task == "segmentation" else 10)
     shape, num_train = (
         opening.image_shape or embedded.DEFAULT_SHAPE,
@@ -141,23 +143,28 @@ def _open_random(choice: "Choice", opening: Opening) -> "DataSource":
     return embedded.open_random(*shape, classes, choice.task, opening.seed, num_train)
 
 
-def _open_imagenet(choice: "Choice", opening: Opening) -> "DataSource":
+def _open_imagenet(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
     if not choice.files.parts:
         return records.open_records(choice.files.location, opening.skip_damaged)
     return _open_imagefolder(choice, opening)
 
 
-def _open_imagefolder(choice: "Choice", opening: Opening) -> "DataSource":
+def _open_imagefolder(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
     return imagefolder.open_imagefolder(choice.files, opening.validation_fraction, opening.has_class_weights)
 
 
-def _open_pairs(choice: "Choice", opening: Opening) -> "DataSource":
-    return imagemasks.open_pairs(
-        choice.files, opening.max_image_pixels, opening.allow_partial, opening.skip_damaged
-    )
+def _open_pairs(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
+    limit = opening.max_image_pixels
+    try:
+        return imagemasks.open_pairs(choice.files, limit, opening.allow_partial, opening.skip_damaged)
+    except NoPairs as error:
+        from ipucnn.datasets.sorting import sorting_hint
+
+        command = sorting_hint(choice.files.location, "segmentation")
+        raise DataError(error.message, command or error.hint, error.code) from error
 
 
-def _open_tfds(choice: "Choice", opening: Opening) -> "DataSource":
+def _open_tfds(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource":
     from ipucnn.datasets.sources.tfds import open_tfds
 
     return open_tfds(choice.name, choice.files.location)
@@ -244,7 +251,7 @@ EMBEDDED = {"classification": "digits", "segmentation": "membranes"}
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenDataset:
     """The data set that a run uses.
 
     Attributes:
@@ -289,7 +296,7 @@ class Choice:
         return self.make.sha256 if isinstance(self.make, OwnFunction) and self.make.path else None
 
 
-def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
+def choose_synthetic(like: Optional[str], task: str, where: str) -> ChosenDataset:
     """Chooses noise in place of a data set, whose files are not needed.
 
     Args:
@@ -309,7 +316,7 @@ def choose_synthetic(like: Optional[str], task: str, where: str) -> Choice:
         raise _unknown(like, task)
     origin = "made on the host" if where == "host" else "one batch, kept on the device"
     named = f", in place of {like}" if like is not None else ""
-    return Choice(
+    return ChosenDataset(
         "random", None, f"synthetic data{named}: noise, {origin}; nothing can be learned", task, like=like
     )
 
@@ -348,7 +355,7 @@ def choose_dataset(
     download: bool = False,
     reads_files: bool = True,
     is_path_typed: bool = False,
-) -> Choice:
+) -> ChosenDataset:
     """Chooses the data set of a run; of files, it checks only which exist.
 
     Args:
@@ -371,7 +378,7 @@ def choose_dataset(
     is_tfds = name.lower().startswith(TFDS_PREFIX)
     if is_python_name(name) and not is_tfds:
         function = find_function(name, "load")
-        return Choice(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
+        return ChosenDataset(label_of(name), None, f"data set {shown_value(name)}", task, make=function)
     known = canonical(name)
     if is_tfds:
         known = TFDS_PREFIX + name[len(TFDS_PREFIX) :]
@@ -385,14 +392,16 @@ def choose_dataset(
         with with_sorting_hint(path, task):
             return _choose_layout(known, path, find_layout(known, path))
     if not needs_files(known):
-        return Choice(known, None, f"data set {known}, {_origin(known)}", chosen_task)
+        return ChosenDataset(known, None, f"data set {known}, {_origin(known)}", chosen_task)
     found = find_set(known, path, explicit=True)
     size = None if reads_files or known not in DATASETS else DATASETS[known].num_examples
     if found is None and size is not None:
         published = (
             f"its published size stands for it, {size[0]:,} training and {size[1]:,} evaluation images"
         )
-        return Choice(known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True)
+        return ChosenDataset(
+            known, None, f"data set {known} is not in {path}: {published}", task, is_absent=True
+        )
     choice = _located(known, found, path, chosen_task, download)
     if choice is not None:
         return choice
@@ -400,17 +409,17 @@ def choose_dataset(
     raise DataError(f"data set {known} is not in {path}", _how_to_get(known, "--download"))
 
 
-def _choose_unregistered(name: str, task: str) -> Choice:
+def _choose_unregistered(name: str, task: str) -> ChosenDataset:
     """Chooses arrays in memory, the set in a folder, or one of an installed package."""
     if name.startswith(in_memory.PREFIX):
-        return Choice(name, None, f"data set {name}", task, make=in_memory.find(name))
+        return ChosenDataset(name, None, f"data set {name}", task, make=in_memory.find(name))
     folder = expand(name)
     kind = kind_of(folder)
     if kind is Kind.FOLDER:
         return choose_folder(folder, task)
     offered = entry_points(GROUP).get(name)
     if offered is not None:
-        return Choice(name, None, f"data set {name} of an installed package", task, make=offered)
+        return ChosenDataset(name, None, f"data set {name} of an installed package", task, make=offered)
     if kind is not Kind.ABSENT:
         raise DataError(f"data set {shown(folder)} is {kind.value}, not a folder", _hint_for_file(folder))
     raise _unknown(name, task)
@@ -426,7 +435,7 @@ def _hint_for_file(path: Path) -> str:
     return "give the folder it lies in"
 
 
-def check_divides(choice: Choice, validation_fraction: float) -> None:
+def check_divides(choice: ChosenDataset, validation_fraction: float) -> None:
     """Rejects ``--validation-fraction`` for a set that already has an evaluation part.
 
     Raises:
@@ -448,8 +457,8 @@ def check_divides(choice: Choice, validation_fraction: float) -> None:
 
 
 def open_dataset(
-    choice: Choice,
-    options: Opening = Opening(),
+    choice: ChosenDataset,
+    options: ReaderOptions = ReaderOptions(),
     *,
     download: bool = False,
     limit_train: Optional[str] = None,
@@ -510,7 +519,7 @@ def _open_published(name: str) -> "DataSource":
     return replace(source, info=replace(source.info, image_shape=shape), train=train, eval=evaluation)
 
 
-def fetch(choice: Choice, download: bool) -> Choice:
+def fetch(choice: ChosenDataset, download: bool) -> ChosenDataset:
     """Returns the choice of a set whose files are there, after downloading them if necessary and allowed.
 
     Raises:
@@ -531,7 +540,7 @@ def fetch(choice: Choice, download: bool) -> Choice:
     raise DataError(f"data set {name} is not here", _how_to_get(name, "--download"))
 
 
-def _choose_default(path: Path, home: str, task: str, download: bool, is_path_typed: bool) -> Choice:
+def _choose_default(path: Path, home: str, task: str, download: bool, is_path_typed: bool) -> ChosenDataset:
     embedded_name = EMBEDDED[task]
     option = f"--dataset {embedded_name}"
     other = f"{option} for the embedded one" if task == "classification" else f"or {option}"
@@ -542,7 +551,7 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
                 f"--dataset-path {shown(path)} has no effect: without --dataset the data set is {embedded_name}",
                 f"drop it, and give --dataset {quoted(path)}",
             )
-        return Choice(embedded_name, None, f"data set {embedded_name}, {_origin(embedded_name)}", task)
+        return ChosenDataset(embedded_name, None, f"data set {embedded_name}, {_origin(embedded_name)}", task)
     choice = _located(home, find_set(home, path), path, task, download, f" ({other})")
     if choice is not None:
         return choice
@@ -569,21 +578,21 @@ def _choose_default(path: Path, home: str, task: str, download: bool, is_path_ty
         if found is not None and _is_complete(found):
             why += f"; {path} has images {words}: add --dataset {layout} to take them"
     message = f"data set {embedded_name}, {_origin(embedded_name)}: {why}"
-    return Choice(embedded_name, None, message, task)
+    return ChosenDataset(embedded_name, None, message, task)
 
 
 def _located(
     name: str, found: Optional[Found], path: Path, task: str, download: bool, other: str = ""
-) -> Optional[Choice]:
+) -> Optional[ChosenDataset]:
     """Returns the choice of a set whose files are present or are to be downloaded to ``path``; None for any other.
 
     Args:
         other: text about other sets, for the end of the message.
     """
     if found is not None:
-        return Choice(name, found, f"data set {name} from {found.location}{found.choice}{other}", task)
+        return ChosenDataset(name, found, f"data set {name} from {found.location}{found.choice}{other}", task)
     if download and (name in downloads.REMOTES or name.startswith(TFDS_PREFIX)):
-        return Choice(name, None, f"data set {name}, to be downloaded to {path}{other}", task, path)
+        return ChosenDataset(name, None, f"data set {name}, to be downloaded to {path}{other}", task, path)
     return None
 
 
@@ -600,7 +609,7 @@ def check_is_there(folder: Path) -> None:
         raise DataError(f"--dataset-path {folder} is {kind.value}, not a folder", hint)
 
 
-def choose_folder(folder: Path, task: str) -> Choice:
+def choose_folder(folder: Path, task: str) -> ChosenDataset:
     """Chooses the data set in a folder that was given in place of a name.
 
     Raises:
@@ -621,16 +630,19 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
 
         command = ""
         code = error.code if isinstance(error, DataError) else ""
-        if code == MASKS_INSIDE:
-            command = hint_without_masks(folder, is_inside=True)
-        elif not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or ""):
+        is_of_masks = code in (MASKS_INSIDE, MASK_OF_EACH)
+        if is_of_masks and task != "segmentation":
+            command = hint_without_masks(folder, code == MASKS_INSIDE)
+        elif is_of_masks or (
+            not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or "")
+        ):
             command = sorting_hint(folder, task)
         if not command:
             raise
         raise type(error)(error.message, command, *([code] if code else [])) from error
 
 
-def _choose_in(folder: Path, task: str) -> Choice:
+def _choose_in(folder: Path, task: str) -> ChosenDataset:
     try:
         sets = find_sets(folder)
     except MasksAsClasses:
@@ -644,7 +656,7 @@ def _choose_in(folder: Path, task: str) -> Choice:
     return choose_found(sets, folder, task)
 
 
-def choose_found(sets: Sequence[Found], folder: Path, task: str) -> Choice:
+def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDataset:
     """Chooses one of the data sets that were found in a folder; raises as :func:`choose_folder` does."""
     if not sets and task == ANY_TASK:
         raise DataError(
@@ -664,7 +676,9 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str) -> Choice:
     chosen_task = _task_for(name, f"folder {folder}", task, _hint_for_pairs(folder, sets))
     if not sets or (name in LAYOUTS and task != ANY_TASK):
         return _choose_layout(name, folder, sets[0] if sets else None)
-    return Choice(name, sets[0], f"data set {name} from {sets[0].location}{sets[0].choice}", chosen_task)
+    return ChosenDataset(
+        name, sets[0], f"data set {name} from {sets[0].location}{sets[0].choice}", chosen_task
+    )
 
 
 def _hint_for_pairs(folder: Path, sets: Sequence[Found]) -> str:
@@ -701,7 +715,7 @@ def _task_for(name: str, what: str, requested: str, hint: str = "") -> str:
     return task
 
 
-def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
+def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDataset:
     """Chooses an image folder, or a folder of images and masks, that has all parts that training needs.
 
     Raises:
@@ -709,7 +723,7 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> Choice:
     """
     if found is not None and _is_complete(found):
         message = f"data set {name} from {folder}{found.choice}"
-        return Choice(name, found, message, DATASETS[name].task)
+        return ChosenDataset(name, found, message, DATASETS[name].task)
     if name == "imagemasks":
         if found is not None:
             check_has_masks(found)

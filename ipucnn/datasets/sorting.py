@@ -2,8 +2,9 @@
 
 A folder with such a layout is refused, because several things could be meant, and :func:`sorting_hint` gives the
 command that makes a set of it: ``python -m ipucnn.datasets.sorting classes TABLE COLUMN TARGET FOLDER`` or ``... masks
-KIND TARGET FOLDER``, or, for class folders without masks, ``... images TARGET FOLDER``.  The command copies; the files
-stay where they are.
+KIND TARGET FOLDER``; for pairs that are read, with several masks of an image or parts in their names, ``... pairs
+TARGET FOLDER``, and for class folders without masks ``... images TARGET FOLDER``.  The command copies; the files stay
+where they are.
 """
 
 import csv
@@ -14,15 +15,23 @@ import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.datasets.formats import is_image_name, is_made_by_system, part_named, side_named
+from ipucnn.datasets.formats import (
+    MAXIMUM,
+    PAIR_LAYOUT,
+    SORTING,
+    find_layout,
+    is_image_name,
+    is_made_by_system,
+    part_named,
+    side_named,
+)
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import expand, read_text, real, shown, write_folder
+from ipucnn.filesystem import expand, new_folder, read_text, real, shown, write_folder
 from ipucnn.text import counted, printable, quoted
 
-_COMMAND = "python -m ipucnn.datasets.sorting"
 _MOST_TABLE_BYTES = 2**26
 _MOST_FILES = 500_000
 _LONGEST_NAME = 200
@@ -50,6 +59,8 @@ _LABELS = [
 _LABELS += ["grade", "level", "type", "severity", "classid", "labelid"]
 """Names of columns of classes."""
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
+Copies = Dict[Path, List[Path]]
+"""Place below the new folder -> the files below the old one that go there: several masks are joined."""
 
 
 class _Files(NamedTuple):
@@ -122,14 +133,17 @@ class _Table(NamedTuple):
 
 
 def _rows(path: Path) -> List[List[str]]:
-    """Returns the rows of a table with commas, semicolons or tabs; the first has the names of the columns.
+    """Returns the rows of a table with commas, semicolons or tabs, or else blanks.
 
     There are none if a row has another number of cells: a comma without quotes moves the cells behind it.
     """
     text = read_text(path, _MOST_TABLE_BYTES)
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    cells = [[cell.strip() for cell in row] for row in rows if any(row)]
+    first = text.partition("\n")[0]
+    separator = max(",;\t", key=first.count)
+    cells = [line.split() for line in text.splitlines() if line.strip()]
+    if separator in first:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        cells = [[cell.strip() for cell in row] for row in rows if any(row)]
     return cells if len({len(row) for row in cells}) == 1 and len(cells[0]) > 1 else []
 
 
@@ -160,7 +174,8 @@ def _image_named(cell: str, names: _ByName) -> Optional[Path]:
 def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
     """Returns what a table says of images; None if it has no column with their names, or none with classes.
 
-    Of several columns that could name the images, one with whole names of files counts; the others are numbers.
+    The first row has the names of the columns, unless it names an image: they are then called 1, 2 and so on.  Of
+    several columns that could name the images, one with whole names of files counts; the others are numbers.
     """
     rows: List[List[str]] = []
     with suppress(DataError, csv.Error):
@@ -168,6 +183,8 @@ def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
     if len(rows) < 3:
         return None
     header, body = rows[0], rows[1:]
+    if any(_image_named(cell, names) is not None for cell in header):
+        header, body = [str(number) for number in range(1, len(header) + 1)], rows
     fitting: List[Tuple[bool, int, List[Optional[Path]]]] = []
     for column in range(len(header)):
         found = [_image_named(row[column], names) for row in body]
@@ -188,7 +205,7 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
 
     There are none if a column that is called like labels cannot have them, or if none of several is called so: which
-    one is meant is not known.
+    one is meant is not known.  Of columns without names it is the one with other values than numbers.
     """
     if len(set(header)) < len(header):
         return []
@@ -207,6 +224,9 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
             (labels if is_label else fitting).append(header[k])
         elif is_label:
             return []
+    if header[0] == "1":
+        worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows)]
+        fitting = worded if len(worded) == 1 else fitting
     return [*labels, *fitting] if labels or len(fitting) == 1 else []
 
 
@@ -235,11 +255,11 @@ def _classes_hint(folder: Path, files: _Files) -> str:
         by_part.pop("", None)
     else:
         by_part = {"": tables[0]}
-    target, commands = _new_folder(folder, "classes"), []
+    target, commands = new_folder(folder, "classes"), []
     for part, table in by_part.items():
         place = target / part if len(by_part) > 1 else target
         commands.append(
-            f"{_COMMAND} classes {quoted(folder / table.path)} {quoted(table.columns[0])} {quoted(place)} "
+            f"{SORTING} classes {quoted(folder / table.path)} {quoted(table.columns[0])} {quoted(place)} "
             f"{quoted(folder)}"
         )
     table = next(iter(by_part.values()))
@@ -258,11 +278,53 @@ def _classes_hint(folder: Path, files: _Files) -> str:
     )
 
 
-def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path]:
-    """Returns where each image goes: image below ``folder`` -> place below the new folder.
+def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
+    """Returns the commands that make class folders of a part whose table has them; "" without one.
+
+    tiny-ImageNet has them in ``val/val_annotations.txt``.
+
+    Args:
+        part: the folder of the part.
+        classes: the classes of the training part.
+    """
+    with suppress(OSError, DataError):
+        files = _files_of(part)
+        names = _by_name(files.images)
+        for path in files.tables[:_MOST_TABLES]:
+            table = _table(part, path, names)
+            if table is None or not {*table.classes(table.columns[0]).values()} <= {*classes}:
+                continue
+            target, whole = new_folder(part, "classes"), real(part.parent)
+            kept = new_folder(whole, f"{part.name}-unsorted")
+            return (
+                f"{SORTING} classes {quoted(part / path)} {quoted(table.columns[0])} {quoted(target)} {quoted(part)} "
+                f"&& mv {quoted(part)} {quoted(kept)} && mv {quoted(target)} {quoted(part)}"
+            )
+    return ""
+
+
+def _placed(folder: Path, places: Mapping[Path, Path]) -> Copies:
+    """Returns the copies of files that go to one place each.
 
     Raises:
-        DataError: the table cannot be read, or has no row for an image.
+        DataError: two files would get one name.
+    """
+    copies: Copies = {}
+    for source, place in places.items():
+        first = copies.setdefault(place, [source])[0]
+        if first != source:
+            raise DataError(
+                f"{shown(folder / first)} and {shown(folder / source)} would both be {printable(str(place))}",
+                "rename one of them",
+            )
+    return copies
+
+
+def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
+    """Returns the copies of the images of a table in folders of their classes.
+
+    Raises:
+        DataError: the table cannot be read, has no row for an image, or two images would get one name.
         ConfigurationError: it has no such column.
     """
     names = _by_name(_files_of(folder).images)
@@ -277,7 +339,8 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Dict[Path, Path
             f"{shown(table)} has no column {printable(column)} with classes",
             f"take one of {', '.join(map(printable, found.columns))}",
         )
-    return {image: Path(label, "_".join(image.parts)) for image, label in found.classes(column).items()}
+    classes = found.classes(column)
+    return _placed(folder, {image: Path(label, "_".join(image.parts)) for image, label in classes.items()})
 
 
 # -- scattered pairs ------------------------------------------------------------------------------------------
@@ -289,11 +352,14 @@ _MASK_WORDS = re.compile(
     r"masks?|labels?|label(train)?ids|instanceids|color|gt(fine|coarse)?|groundtruth|truth|segs?|segmentations?"
     r"|annotations?|annots?|manual\d?|trimaps?"
 )
+_DRAWN = re.compile(r"viz|visuali[sz]ations?|overlays?|previews?")
+"""Words of masks that are drawn for people."""
+_AFTER_MASK = re.compile(rf"({_MASK_WORDS.pattern}) \d+\Z")
 _Key = Tuple[str, ...]
-
-
-_Side = Dict[Tuple[str, _Key], Path]
-"""Images, or masks of one kind: (part, words of its path that tell files apart) -> file below the folder."""
+_Side = Dict[Tuple[str, _Key], List[Path]]
+"""Images, or masks of one kind: (part, words of its path that tell files apart) -> files below the folder."""
+_Pairs = Dict[Path, List[Path]]
+"""An image -> its masks, as paths below the folder."""
 
 
 def _words(path: Path) -> List[str]:
@@ -306,45 +372,73 @@ def _is_of_images(word: str) -> bool:
     return part_named(word) in _PARTS or side_named(word) == "images"
 
 
-def _sides(images: Sequence[Path]) -> Dict[_Key, List[_Side]]:
-    """Returns the words of masks in paths -> the files with them, by each way to tell them apart; () for the images."""
-    rows: Dict[_Key, List[Tuple[str, _Key, Path]]] = {}
-    for path in images:
-        words = _words(path)
-        kind = tuple(sorted({word.rstrip("s") for word in words if _MASK_WORDS.fullmatch(word)}))
-        rest = tuple(word for word in words if not _MASK_WORDS.fullmatch(word) and not _is_of_images(word))
-        rows.setdefault(kind, []).append((_part_of(path), rest, path))
-    return {kind: [_side(files, False), _side(files, True)] for kind, files in rows.items()}
+def _telling(words: Sequence[str]) -> _Key:
+    """Returns the words that tell a file from others of its kind."""
+    return tuple(word for word in words if not _MASK_WORDS.fullmatch(word) and not _is_of_images(word))
 
 
-def _side(rows: Sequence[Tuple[str, _Key, Path]], leaves_out_common: bool) -> _Side:
-    """Returns files by their words; without those that all of their part begin and end with, if those are left out."""
+def _kind_of(path: Path) -> _Key:
+    """Returns the words of masks in a path; () for an image."""
+    return tuple(sorted({word.rstrip("s") for word in _words(path) if _MASK_WORDS.fullmatch(word)}))
+
+
+def _by_folder(path: Path) -> _Key:
+    """Returns the telling words of a file's folders: DSB2018's ID/images/ID.png and ID/masks/*.png."""
+    return _telling(_words(path.parent / "_"))
+
+
+def _without_number(path: Path) -> _Key:
+    """Returns the telling words of a file without the number of one of several masks: x_mask and x_mask_1."""
+    return _telling(_AFTER_MASK.sub(r"\1", " ".join(_words(path))).split())
+
+
+def _side(files: Sequence[Path], key_of: Callable[[Path], _Key], leaves_out_common: bool = False) -> _Side:
+    """Returns files by their keys; without the words that all of a part begin and end with, if those are left out."""
     side: _Side = {}
-    for part in {part for part, _, _ in rows}:
-        keys, paths = (
-            [key for one, key, _ in rows if one == part],
-            [path for one, _, path in rows if one == part],
-        )
+    for part in {_part_of(path) for path in files}:
+        paths = [path for path in files if _part_of(path) == part]
+        keys = [key_of(path) for path in paths]
         if leaves_out_common and len(keys) > 1:
             begin = len(os.path.commonprefix(keys))  # noqa: RUF071 - of words
             end = len(os.path.commonprefix([key[begin:][::-1] for key in keys]))  # noqa: RUF071
             keys = [key[begin : len(key) - end] for key in keys]
-        if len(set(keys)) < len(keys):
-            return {}  # this way does not tell the files apart
-        side.update(zip(((part, key) for key in keys), paths))
+        for key, path in zip(keys, paths):
+            side.setdefault((part, key), []).append(path)
     return side
 
 
-def _pairs(images: _Side, masks: _Side) -> Dict[Path, Path]:
-    """Returns image -> mask if all masks, and half of the images of their parts, have a partner.
+def _pairs(images: _Side, masks: _Side, has_several: bool = False) -> _Pairs:
+    """Returns the pairs if all masks, and half of the images of their parts, have a partner.
 
     A mask without one may be the second mask of an image, which would be lost.
+
+    Args:
+        images: the images; there are no pairs if two have one key.
+        masks: the masks of one kind.
+        has_several: whether an image may have several masks.
     """
+    if any(len(paths) > 1 for paths in (*images.values(), *(() if has_several else masks.values()))):
+        return {}
     shared = [key for key in masks if key in images]
     parts = {part for part, _ in masks}
     count = sum(part in parts for part, _ in images)
     is_whole = len(shared) > 1 and len(shared) >= max(len(masks), count / 2)
-    return {images[key]: masks[key] for key in shared} if is_whole else {}
+    return {images[key][0]: masks[key] for key in shared} if is_whole else {}
+
+
+def _pairs_of(images: Sequence[Path], masks: Sequence[Path]) -> _Pairs:
+    """Returns the pairs by the words that tell most files apart; with several masks of an image if it has no others."""
+    ways = [
+        [_side(files, lambda path: _telling(_words(path)), common) for common in (False, True)]
+        for files in (images, masks)
+    ]
+    found = max((_pairs(image, mask) for image in ways[0] for mask in ways[1]), key=len)
+    if found:
+        return found
+    numbered = _pairs(_side(images, _without_number), _side(masks, _without_number), has_several=True)
+    if numbered or not all(_MASK_WORDS.fullmatch(path.parent.name.casefold()) for path in masks):
+        return numbered
+    return _pairs(_side(images, _by_folder), _side(masks, _by_folder), has_several=True)
 
 
 def _masks_by_looks(folder: Path, files: Sequence[Path]) -> Dict[Path, Path]:
@@ -353,24 +447,24 @@ def _masks_by_looks(folder: Path, files: Sequence[Path]) -> Dict[Path, Path]:
     return {Path(mask).relative_to(folder): Path(image).relative_to(folder) for mask, image in found.items()}
 
 
-def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, Dict[Path, Path]]:
+def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, _Pairs]:
     """Returns the pairs with each kind of masks that is complete, by the words that tell this kind from the others.
 
     If words tell none, masks are the files that look like masks; the kind is ``_LOOKS``.
     """
-    sides = _sides(files)
-    images = sides.pop((), [])
-    found = {
-        kind: max((_pairs(image, mask) for image in images for mask in masks), key=len, default={})
-        for kind, masks in sides.items()
-    }
+    by_kind: Dict[_Key, List[Path]] = {}
+    for path in files:
+        if not any(map(_DRAWN.fullmatch, _words(path))):
+            by_kind.setdefault(_kind_of(path), []).append(path)
+    images = by_kind.pop((), [])
+    found = {kind: _pairs_of(images, masks) for kind, masks in by_kind.items()}
     found = {kind: pairs for kind, pairs in found.items() if pairs}
     if not found:
         looking = _masks_by_looks(folder, files)
         # A file with a word of masks that is none of these may be the second mask of an image.
         worded = {path for path in files if any(map(_MASK_WORDS.fullmatch, _words(path)))}
         return (
-            {_LOOKS: {image: mask for mask, image in looking.items()}}
+            {_LOOKS: {image: [mask] for mask, image in looking.items()}}
             if looking and worded <= set(looking)
             else {}
         )
@@ -387,24 +481,32 @@ def _pairs_hint(folder: Path, files: _Files) -> str:
         return ""
     # Colours are drawn for people, from the labels beside them.
     kind, pairs = min(kinds.items(), key=lambda one: ("color" in one[0], -len(one[1]), one[0]))
-    image, mask = next(iter(pairs.items()))
-    target = _new_folder(folder, "pairs")
+    image, masks = max(pairs.items(), key=lambda one: len(one[1]))
+    mask, *more_masks = masks
+    target = new_folder(folder, "pairs")
     others = [other for other in kinds if other != kind]
-    alone = len(files.images) - len({*pairs, *(mask for each in kinds.values() for mask in each.values())})
+    alone = len(files.images) - len({*pairs, *_masks_of(kinds)})
     rest = f", without {counted(alone, 'image')} that {'has' if alone == 1 else 'have'} none" if alone else ""
     more = f" (or {', '.join(others)} in place of {kind})" if others else ""
+    also = f" and {counted(len(more_masks), 'more file')}" if more_masks else ""
+    joined = f", with the masks of an image joined as one, {MAXIMUM}" if more_masks else ""
     return (
-        f"{printable(mask.as_posix())} may be the mask of {printable(image.as_posix())}; copy "
-        f"{counted(len(pairs), 'such pair')}{more} into images/ and masks/{rest}: {_COMMAND} masks {quoted(kind)} "
-        f"{quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
+        f"{printable(mask.as_posix())}{also} may be the mask of {printable(image.as_posix())}; copy "
+        f"{counted(len(pairs), 'such pair')}{more} into images/ and masks/{joined}{rest}: {SORTING} masks "
+        f"{quoted(kind)} {quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
     )
 
 
-def copies_of_pairs(kind: str, folder: Path) -> Dict[Path, Path]:
-    """Returns where each file of the pairs goes: file below ``folder`` -> place below the new folder.
+def _masks_of(kinds: Mapping[str, _Pairs]) -> List[Path]:
+    return [mask for pairs in kinds.values() for masks in pairs.values() for mask in masks]
+
+
+def copies_of_pairs(kind: str, folder: Path) -> Copies:
+    """Returns the copies of images and masks in folders of both, in parts if the words of their folders name them.
 
     Raises:
         ConfigurationError: there are no masks of this kind.
+        DataError: two images would get one name.
     """
     kinds = _kinds(folder, _files_of(folder).images)
     if kind not in kinds:
@@ -414,26 +516,57 @@ def copies_of_pairs(kind: str, folder: Path) -> Dict[Path, Path]:
             else "it has no masks of images by their names"
         )
         raise ConfigurationError(f"{shown(folder)}: no masks are called {printable(kind)}", known)
-    copies: Dict[Path, Path] = {}
     parts = {_part_of(image) for image in kinds[kind]}
-    for image, mask in kinds[kind].items():
-        part = _part_of(image) if {"train"} < parts <= {*_PARTS.values()} else ""
+    has_parts = {"train"} < parts <= {*_PARTS.values()}
+    pairs = ((_part_of(image) if has_parts else "", image, masks) for image, masks in kinds[kind].items())
+    return _copies(folder, pairs)
+
+
+def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]]) -> Copies:
+    """Returns the copies of pairs; a pair is the folder of its part, "" for none, an image and its masks."""
+    images, masks = {}, {}
+    for part, image, of_image in pairs:
         name = "_".join((*image.parts[:-1], image.stem))
-        copies[image] = Path(part, "images", name + image.suffix)
-        copies[mask] = Path(part, "masks", name + mask.suffix)
-    return copies
+        images[image] = Path(part, "images", name + image.suffix)
+        ending = of_image[0].suffix if len(of_image) == 1 else ".png"
+        masks[Path(part, "masks", name + ending)] = [*of_image]
+    return {**_placed(folder, images), **masks}
+
+
+def copies_of_set(folder: Path) -> Copies:
+    """Returns the copies of the pairs in folders that are read: with the masks of each image as one, and in parts.
+
+    Raises:
+        DataError: there are no such folders, or two images would get one name.
+    """
+    from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name
+
+    found = find_layout("imagemasks", folder)
+    if found is None:
+        raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
+    files: Dict[str, _Pairs] = {}
+    for subset, (image, *masks) in masks_of_images(found):
+        part = part_in_name(image.name) if found.is_undivided else subset.replace("eval", "validation")
+        of_part = files.setdefault(_PARTS.get(part or "", ""), {})
+        of_part[_below(folder, image)] = [_below(folder, mask) for mask in masks]
+    has_parts = "train" in files and "" not in files
+    pairs = ((part, *pair) for part, of_part in files.items() for pair in of_part.items())
+    return _copies(folder, ((part if has_parts else "", image, masks) for part, image, masks in pairs))
+
+
+def _below(folder: Path, path: Path) -> Path:
+    return Path(os.path.relpath(path, folder))
 
 
 # -- the command ----------------------------------------------------------------------------------------------
 
 
-def copies_without_masks(folder: Path) -> Dict[Path, Path]:
-    """Returns where each image goes that is no mask of another, by looks, or by the words of its own name."""
+def copies_without_masks(folder: Path) -> Copies:
+    """Returns the copies of images that are no masks of others, by looks, or by the words of their own names."""
     images = _files_of(folder).images
-    masks = {mask for pairs in _kinds(folder, images).values() for mask in pairs.values()}
-    masks.update(_masks_by_looks(folder, images))
+    masks = {*_masks_of(_kinds(folder, images)), *_masks_by_looks(folder, images)}
     return {
-        path: path
+        path: [path]
         for path in images
         if path not in masks and not any(map(_MASK_WORDS.fullmatch, _words(Path(path.name))))
     }
@@ -445,9 +578,9 @@ def hint_without_masks(folder: Path, is_inside: bool) -> str:
     Args:
         is_inside: whether each mask lies in the class folder of its image, so that there are classes without them.
     """
-    target = _new_folder(folder, "images")
+    target = new_folder(folder, "images")
     without = (
-        f"for class folders without them: {_COMMAND} images {quoted(target)} {quoted(folder)}; then pass --dataset "
+        f"for class folders without them: {SORTING} images {quoted(target)} {quoted(folder)}; then pass --dataset "
         f"{quoted(target)}"
     )
     pairs = _pairs_hint(folder, _files_of(folder))
@@ -468,36 +601,62 @@ def sorting_hint(folder: Path, task: str) -> str:
     return ""
 
 
-def _new_folder(folder: Path, ending: str) -> Path:
-    """Returns the place of a new folder beside a folder, below the current one if that is a path from here."""
-    place = folder if folder.name not in ("", "..") else real(folder)
-    names = (f"{place.name}-{ending}{number}" for number in ("", *map(str, range(2, 100))))
-    return next(place.with_name(name) for name in names if not os.path.lexists(place.with_name(name)))
-
-
-def copy_files(folder: Path, copies: Mapping[Path, Path], target: Path) -> None:
-    """Copies files into a new folder, which is complete or absent.
+def copy_files(folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path) -> None:
+    """Copies files into a new folder, which is complete or absent; several files for one place are joined masks.
 
     Raises:
-        DataError: the folder exists, two files would get one name, or the file system refuses.
+        DataError: the folder exists, masks cannot be joined, or the file system refuses.
     """
     if os.path.lexists(target):
         raise DataError(f"{shown(target)} exists", "name a folder that does not")
-    first: Dict[Path, Path] = {}
-    for source, place in copies.items():
-        if first.setdefault(place, source) != source:
-            raise DataError(
-                f"{shown(folder / first[place])} and {shown(folder / source)} would both be {printable(str(place))}",
-                "rename one of them",
-            )
 
     def write(new: Path) -> None:
-        for source, place in copies.items():
+        for place, sources in copies.items():
             (new / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / source, new / place)
+            if len(sources) == 1:
+                shutil.copyfile(folder / sources[0], new / place)
+            else:
+                _join([folder / source for source in sources], new / place)
 
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
     write_folder(target, write)
+
+
+def _join(masks: Sequence[Path], place: Path) -> None:
+    """Writes the maximum of masks in each pixel.
+
+    Raises:
+        DataError: one cannot be read, or they have several sizes or kinds of numbers, colours, or several pages.
+    """
+    import numpy as np
+    from PIL import Image
+
+    joined = None
+    for path in masks:
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image)
+                mode, pages = image.mode, getattr(image, "n_frames", 1)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(
+                f"{shown(path)} cannot be read: {printable(str(error))}", "save it anew"
+            ) from error
+        if pixels.ndim == 3 and (pixels[..., :3] == pixels[..., :1]).all():
+            pixels, mode = pixels[..., 0], "L"
+        joined = pixels if joined is None else joined
+        if (
+            pages > 1
+            or mode == "P"
+            or pixels.shape != joined.shape
+            or pixels.dtype != joined.dtype
+            or pixels.ndim > 2
+        ):
+            reason = "it has several pages, colours, or another size or type than the one before"
+            raise DataError(
+                f"{shown(path)} cannot be joined with other masks: {reason}", "join them yourself"
+            )
+        joined = np.maximum(joined, pixels)
+    Image.fromarray(np.asarray(joined)).save(place)
 
 
 def main(words: Sequence[str]) -> int:
@@ -509,12 +668,13 @@ def main(words: Sequence[str]) -> int:
         elif len(words) == 4 and words[0] == "masks":
             folder, target = expand(words[3]), expand(words[2])
             copies = copies_of_pairs(words[1], folder)
-        elif len(words) == 3 and words[0] == "images":
+        elif len(words) == 3 and words[0] in ("pairs", "images"):
             folder, target = expand(words[2]), expand(words[1])
-            copies = copies_without_masks(folder)
+            copies = (copies_of_set if words[0] == "pairs" else copies_without_masks)(folder)
         else:
             raise ConfigurationError(
-                "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, or images TARGET FOLDER",
+                "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, pairs TARGET FOLDER, or "
+                "images TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         copy_files(folder, copies, target)
@@ -526,7 +686,7 @@ def main(words: Sequence[str]) -> int:
             "error: interrupted; nothing is left of the copy\nhint: give the command again", file=sys.stderr
         )
         return 130
-    print(f"{counted(len(copies), 'file')} of {shown(folder)} copied into {shown(target)}")
+    print(f"{counted(sum(map(len, copies.values())), 'file')} of {shown(folder)} copied into {shown(target)}")
     return 0
 
 

@@ -8,8 +8,8 @@ from typing import Any, Dict, Optional, Tuple
 from ipucnn.diagnosis import look
 from ipucnn.diagnosis.decision import (
     PROBLEM,
-    Choice,
-    Finding,
+    ChosenDevice,
+    DeviceFinding,
     Machine,
     choose,
     command_devices,
@@ -18,7 +18,7 @@ from ipucnn.diagnosis.decision import (
 from ipucnn.diagnosis.ipus import find_ipus
 from ipucnn.models.custom_ops import crop_library
 from ipucnn.sessions.host.gpus import find_gpus
-from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar import sdk_environment
 
 SCHEMA_VERSION = 2
 
@@ -41,13 +41,13 @@ class Diagnosis:
     """
 
     machine: Machine
-    choice: Choice
-    commands: Tuple[Choice, ...]
+    choice: ChosenDevice
+    commands: Tuple[ChosenDevice, ...]
     host: look.Host
     disk: look.Disk
     dataset_path: str
     datasets: Dict[str, Optional[str]]
-    findings: Tuple[Finding, ...]
+    findings: Tuple[DeviceFinding, ...]
     next_steps: Tuple[str, ...]
 
     @property
@@ -56,11 +56,11 @@ class Diagnosis:
         software, library = self.machine.software, crop_library()
         path = software.variables.get("POPLAR_SDK_ENABLED") or None
         return {
-            "version": surroundings.sdk_version(software),
+            "version": sdk_environment.sdk_version(software),
             "enabled": path is not None,
             "path": path,
             "tensorflow": software.has_ipu_package,
-            "modules": {name: name in software.modules for name in surroundings.SDK_MODULES},
+            "modules": {name: name in software.modules for name in sdk_environment.SDK_MODULES},
             "custom_ops": None if library is None else str(library),
         }
 
@@ -76,7 +76,7 @@ class Diagnosis:
 
         machine, probe = self.machine, self.machine.probe
 
-        def of_choice(choice: Choice, *names: str) -> Dict[str, Any]:
+        def of_choice(choice: ChosenDevice, *names: str) -> Dict[str, Any]:
             return {name: getattr(choice, name) for name in (*names, "device", "usable", "reason")}
 
         return {
@@ -111,7 +111,7 @@ def diagnose(requested: str = "auto", *, dataset_path: Path = Path("."), full: b
         dataset_path: the folder in which to look for data sets.
         full: whether to import TensorFlow in another process.
     """
-    software = surroundings.read_surroundings()
+    software = sdk_environment.read_sdk_environment()
     gpus, gpu_problem = find_gpus()
     can_probe = full and software.versions.get("tensorflow") is not None
     probe = look.probe_tensorflow() if can_probe else None

@@ -24,7 +24,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Ipus:
+class ListedIpus:
     """The IPUs as gc-info describes them.
 
     Attributes:
@@ -61,22 +61,22 @@ class Ipus:
         return {**asdict(self), "num_ipus": self.num_ipus, "device_sizes": self.device_sizes}
 
 
-def find_ipus(timeout_s: float = TIMEOUT_S) -> Ipus:
+def find_ipus(timeout_s: float = TIMEOUT_S) -> ListedIpus:
     """Runs gc-info and returns the IPUs."""
     listed = run_program(["gc-info", "--list-devices"], timeout_s)
     if not listed.is_on_path:
-        return Ipus(False, "gc-info is not on PATH")
+        return ListedIpus(False, "gc-info is not on PATH")
     if listed.problem is not None:
         said = (listed.errors or listed.output).strip().splitlines()[-1:]
-        return Ipus(True, ": ".join([f"gc-info {listed.problem}", *said]))
+        return ListedIpus(True, ": ".join([f"gc-info {listed.problem}", *said]))
     partition, devices = parse_devices(listed.output)
     single = [device.id for device in devices if device.ipus == (device.id,)]
     if not single:
-        return Ipus(True, "gc-info lists no IPU", partition=partition)
+        return ListedIpus(True, "gc-info lists no IPU", partition=partition)
     info = parse_info(
         run_program(["gc-info", "--device-id", str(min(single)), "--device-info"], timeout_s).output
     )
-    return Ipus(
+    return ListedIpus(
         tool_found=True,
         devices=devices,
         partition=partition,

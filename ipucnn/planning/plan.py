@@ -32,7 +32,7 @@ from ipucnn.planning.pipeline_plan import (
     StagePlan,
     SystemFacts,
 )
-from ipucnn.planning.program import Choice, Placement
+from ipucnn.planning.program import Placement, ProgramVariants
 from ipucnn.planning.question import Question, check_system
 from ipucnn.planning.search.front import best_uses
 from ipucnn.planning.search.neighbours import (
@@ -227,14 +227,16 @@ def _best(planner: Planner, question: Question) -> Candidate:
     return candidate
 
 
-def _best_of(planner: Planner, question: Question, tried: Sequence[Choice]) -> Optional[Candidate]:
+def _best_of(planner: Planner, question: Question, tried: Sequence[ProgramVariants]) -> Optional[Candidate]:
     """Returns the best of several programs for the given splits, else with the best splits; None if none fit."""
     if question.splits is not None:
         return planner.best_judged(question.splits, tried)
     return planner.fastest_program(tried)
 
 
-def _why_no_fit(planner: Planner, question: Question, tried: Sequence[Choice], limit: float) -> NoFit:
+def _why_no_fit(
+    planner: Planner, question: Question, tried: Sequence[ProgramVariants], limit: float
+) -> NoFit:
     """Calls ``why_no_fit`` with as many stages as the system has IPUs for; replicas occupy powers of two."""
     programs = [program for choice in tried for program in choice.programs]
     each = max(1, question.system.num_ipus // programs[0].num_replicas)

@@ -329,7 +329,7 @@ def check_searchable(program: PlannedProgram) -> None:
         )
 
 
-class Choice(NamedTuple):
+class ProgramVariants(NamedTuple):
     """A program to choose from.
 
     Attributes:

@@ -25,9 +25,9 @@ from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.program import (
     OF_UPDATES,
-    Choice,
     Placement,
     PlannedProgram,
+    ProgramVariants,
     check_searchable,
     given_proportions,
     one_stage_program,
@@ -161,7 +161,7 @@ class Question:
             words.append(f"--available-memory-proportion {value:g}")
         return " ".join(words) + (" without --device-mapping" if origins["device_mapping"].is_typed else "")
 
-    def choices(self, schedules: Sequence[str] = ()) -> List[Choice]:
+    def choices(self, schedules: Sequence[str] = ()) -> List[ProgramVariants]:
         """Returns the programs to choose from, with given stages.
 
         Args:

@@ -279,7 +279,7 @@ def choose_splits(
     """
     from ipucnn.hardware import smallest_system
     from ipucnn.planning.graphs.keras_graph import graph_of
-    from ipucnn.planning.program import Choice, planned_program
+    from ipucnn.planning.program import ProgramVariants, planned_program
     from ipucnn.planning.search.planner import Planner
 
     # The machine of the run is unknown, so the splits are for the smallest system with enough IPUs.
@@ -287,7 +287,7 @@ def choose_splits(
     check_stages(program.num_stages, graph, "--ipus-per-replica")
     settings = planned_program(config, program)
     planner = Planner(graph, system)
-    candidate = planner.fastest_program([Choice(settings)])
+    candidate = planner.fastest_program([ProgramVariants(settings)])
     origin = f"planned for {system.title}"
     if candidate is None:
         candidate = planner.fastest_splits(settings, float("1e9"))

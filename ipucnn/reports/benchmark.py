@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         EndToEnd,
         ExecutionFacts,
         Interval,
+        IpuPrediction,
         MeasuredFigures,
         PipelineFigures,
-        Prediction,
         Regression,
     )
 
@@ -61,12 +61,12 @@ def _flop(number: Optional[float]) -> str:
     return "" if number is None else f"{units.count(number)}FLOP/s"
 
 
-def _band(prediction: Prediction) -> str:
+def _band(prediction: IpuPrediction) -> str:
     band = prediction.images_per_s_band
     return f"{units.number(band[0])} to {units.number(band[1])}" if band else ""
 
 
-def _memory(prediction: Prediction) -> str:
+def _memory(prediction: IpuPrediction) -> str:
     memory = prediction.memory
     if not memory:
         return ""
@@ -81,7 +81,7 @@ def columns(report: BenchmarkReport) -> Tuple[List[str], List[List[str]]]:
     titles += [f"measured\n{rival.rival}"] if rival else []
     titles += [f"predicted\n{p.system}, {p.precision}" for p in predicted]
 
-    def row(name: str, value: str, key: Callable[[Prediction], str], other: str = "") -> List[str]:
+    def row(name: str, value: str, key: Callable[[IpuPrediction], str], other: str = "") -> List[str]:
         return [name, value, *([other] if rival else []), *map(key, predicted)]
 
     nothing = "void" if report.void else "nothing measured"

@@ -13,7 +13,7 @@ from ipucnn.text import counted, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ipucnn.diagnosis.decision import Choice
+    from ipucnn.diagnosis.decision import ChosenDevice
     from ipucnn.diagnosis.diagnose import Diagnosis
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "note": "cyan"}
@@ -92,7 +92,7 @@ def _machine(diagnosis: Diagnosis) -> Iterator[Tuple[str, str]]:
 _SECTIONS = (_python, _sdk, _ipus, _machine)
 
 
-def _where(choice: Choice) -> str:
+def _where(choice: ChosenDevice) -> str:
     device = (choice.device or "none").upper()
     return device if choice.usable else f"{device}, not usable"
 

@@ -19,14 +19,14 @@ from ipucnn.text import counted
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Segmented
-    from ipucnn.runs.infer import ClassifiedImage, Masks, Predictions
+    from ipucnn.runs.infer import ClassifiedImage, InferenceResult, Masks
 
 FORMATS = ("csv", "json", "jsonl")
 TABLE_IMAGES = 1000
 """Images of one table; more images make several tables, so that memory does not grow with their number."""
 
 
-def print_predictions(done: Predictions) -> None:
+def print_predictions(done: InferenceResult) -> None:
     """Prints the predictions on stdout, one row per image and class."""
     results = iter(done.results)
     for first in results:
@@ -48,7 +48,7 @@ def _print_table(results: Iterator[Dict[str, PlainValue]], with_truth: bool) -> 
     console(sys.stdout).print(table)
 
 
-def write_results(done: Predictions, form: str, handle: TextIO) -> None:
+def write_results(done: InferenceResult, form: str, handle: TextIO) -> None:
     """Writes the predictions one by one.
 
     Args:

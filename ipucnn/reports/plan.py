@@ -18,7 +18,7 @@ from ipucnn.planning.search.neighbours import Optimisation
 from ipucnn.planning.search.planner import Candidate
 from ipucnn.reports import plan_text, units
 from ipucnn.reports.console import console, fact_table, plain_table, print_table, wrapped
-from ipucnn.reports.plan_text import Sheet
+from ipucnn.reports.plan_text import TextTable
 from ipucnn.reports.timeline import Timeline, timeline
 from ipucnn.text import counted
 
@@ -71,7 +71,7 @@ def _coloured(text: str) -> Text:
     return coloured
 
 
-def _print_sheet(out: Console, sheet: Sheet, keys: int = 1) -> None:
+def _print_sheet(out: Console, sheet: TextTable, keys: int = 1) -> None:
     """Prints a table with its notes.
 
     Args:
@@ -241,7 +241,7 @@ def print_optimisations(
     settings, out = candidate.settings, console(sys.stdout)
     size = "x".join(map(str, question.options.input_shape[:2]))
     rows = [(str(o.number), o.name, o.here, o.instead, *_outcome(o.outcome, base)) for o in optimisations]
-    sheet = Sheet(
+    sheet = TextTable(
         f"{question.record.name} at {size}, {counted(settings.num_stages, 'stage')} on "
         f"{counted(settings.num_ipus, 'IPU')}, {question.system.title}: what one optimisation alone brings, predicted",
         ("", "optimisation", "here", "instead", "fullest IPU", "images/s"),
@@ -290,7 +290,7 @@ def print_calibration(profile: SystemProfile) -> None:
         return (row.source, row.model, f"{row.images_per_s:,.0f}", *errors)
 
     out = console(sys.stdout)
-    sheet = Sheet(
+    sheet = TextTable(
         "images/s, measured and predicted; predicted ones with their error",
         ("measured in", "network", "measured", "predicted", "with profile"),
         ("measured in", "network"),

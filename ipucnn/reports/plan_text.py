@@ -19,7 +19,7 @@ from ipucnn.text import counted, quoted
 VERDICTS = ("fits", "uncertain", "does not fit")
 
 
-class Sheet(NamedTuple):
+class TextTable(NamedTuple):
     """A table of text.
 
     Attributes:
@@ -261,7 +261,7 @@ def within(factor: float) -> str:
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
-def stage_sheet(plan: PipelinePlan) -> Sheet:
+def stage_sheet(plan: PipelinePlan) -> TextTable:
     """Returns the table with a row for each stage."""
     training, pipelined = plan.settings.training, plan.num_stages > 1
     recomputes = any(stage.predicted_recompute_s for stage in plan.stages)
@@ -286,14 +286,14 @@ def stage_sheet(plan: PipelinePlan) -> Sheet:
         }
         rows.append(tuple(cells[name] for name in columns))
     what = "stages, predicted; times of one micro-batch in ms"
-    return Sheet(what, tuple(columns), ("opens at", "ends with"), rows)
+    return TextTable(what, tuple(columns), ("opens at", "ends with"), rows)
 
 
 def _milliseconds_or_none(seconds: float) -> str:
     return units.column_milliseconds(seconds) if seconds else ""
 
 
-def comparison_sheet(plan: PipelinePlan) -> Sheet:
+def comparison_sheet(plan: PipelinePlan) -> TextTable:
     """Returns the table of the plan's splits, and below them others under the same settings."""
 
     def row(
@@ -317,7 +317,7 @@ def comparison_sheet(plan: PipelinePlan) -> Sheet:
         )
     columns = ("", "stages", "tick", "best", "x best", "images/s", "memory", "verdict")
     what = "other splits under the same settings, predicted"
-    return Sheet(what, columns, ("", "verdict"), rows, (*notes, *_band_note(plan)))
+    return TextTable(what, columns, ("", "verdict"), rows, (*notes, *_band_note(plan)))
 
 
 def _band_note(plan: PipelinePlan) -> Tuple[str, ...]:
@@ -332,7 +332,7 @@ _MARKS = {
 }
 
 
-def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
+def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> TextTable:
     """Returns the table of the best uses of the IPUs: the plan's, and the first ones up to ``most`` rows in all."""
     training, rows = plan.settings.training, plan.pareto
     chosen = next(number for number, entry in enumerate(rows, start=1) if entry.best)
@@ -370,7 +370,7 @@ def pareto_sheet(plan: PipelinePlan, most: Optional[int] = None) -> Sheet:
         }
         table.append(tuple(cells[name] for name in columns))
     better = "throughput, memory and IPUs" if training else "throughput, latency, memory and IPUs"
-    return Sheet(
+    return TextTable(
         f"best uses of the IPUs, predicted: no row is better than another in {better} at once",
         tuple(columns),
         ("schedule", "with"),

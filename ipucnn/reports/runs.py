@@ -256,7 +256,7 @@ _WIDTH, _HEIGHT = 520.0, 260.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 14.0, 12.0, 40.0
 
 
-class Facts(NamedTuple):
+class PageContent(NamedTuple):
     """The content of a page, as the template takes it."""
 
     title: str
@@ -301,7 +301,7 @@ def run_page(run: RunRecord, evaluation: Optional[Evaluation] = None) -> str:
     return str(environment.get_template(TEMPLATE).render())
 
 
-def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
+def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> PageContent:
     report = run.report
     best, validations = run.best(), run.rows("validation")
     dataset = data_label(run.config.dataset, run.config.dataset_path) or (report and report.dataset.name)
@@ -325,7 +325,7 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> Facts:
             ("time", units.duration(measured.wall_s), part),
         ]
     names = ("cpu", "threads", "platform", "tensorflow", "keras", "numpy", "python", "ipucnn")
-    return Facts(
+    return PageContent(
         title=f"{run.config.model_name} on {dataset}",
         subtitle=f"run {run.path.name}, seed {run.program.get('seed')}; measured, not predicted",
         cards=cards,

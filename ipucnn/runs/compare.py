@@ -23,7 +23,7 @@ from ipucnn.documents import (
     Natural,
     NotJson,
     load_record,
-    misfit,
+    mismatch,
 )
 from ipucnn.errors import DataError
 from ipucnn.filesystem import (
@@ -123,7 +123,7 @@ class RunRecord:
         """Returns the best figure of all validations as (name, value); None without a validation."""
         rows = self.rows("validation")
         for name in FIGURES:
-            values = [row[name] for row in rows if not misfit(row.get(name), Finite)]
+            values = [row[name] for row in rows if not mismatch(row.get(name), Finite)]
             if values:
                 return name, max(values)
         return None
@@ -145,7 +145,7 @@ class RunRecord:
             event: the only kind of event to count; None: all kinds.
         """
         rows = [row for row in self.timings if event in (None, row.get("event"))]
-        return sum(row["wall_s"] for row in rows if not misfit(row.get("wall_s"), Finite))
+        return sum(row["wall_s"] for row in rows if not mismatch(row.get("wall_s"), Finite))
 
 
 def read_run(path: Path) -> RunRecord:
@@ -180,7 +180,7 @@ class _Row(msgspec.Struct):
 
 
 def _is_row(row: PlainDict) -> bool:
-    return not misfit(row, _Row)
+    return not mismatch(row, _Row)
 
 
 def _lines(path: Path) -> List[str]:
@@ -247,7 +247,7 @@ def summary(run: RunRecord) -> PlainDict:
     started = run.environment.get("started")
     began = seconds_of(started)
     epochs, per_epoch = run.program.get("num_epochs"), run.program.get("weight_updates_per_epoch")
-    has_total = not misfit([epochs, per_epoch], List[Natural])
+    has_total = not mismatch([epochs, per_epoch], List[Natural])
     return {
         "run": str(run.path),
         "model": run.config.model_name,

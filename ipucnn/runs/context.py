@@ -136,7 +136,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     if group.size > 1:
         rules.check_group(group, config)
     check_device(config.device)
-    rules.check_run_rules(rules.Facts(resolved, layout, group))
+    rules.check_run_rules(rules.RunFacts(resolved, layout, group))
     _check_pictures(resolved)
     weights, kept = None, []  # type: Optional[Weights], List[str]
     if isinstance(start, Fresh) and config.weights is not None:
@@ -166,7 +166,7 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         size = min(OWN_GLOBAL_BATCH // layout.num_replicas, num_train // layout.num_micro_batches)
         config = replace(config, micro_batch_size=max(1, size))
         setup = replace(setup, resolved=replace(setup.resolved, config=config))
-        rules.check_run_rules(rules.Facts(setup.resolved, make_layout(config), group))
+        rules.check_run_rules(rules.RunFacts(setup.resolved, make_layout(config), group))
     num_instances = group.size if group.under_poprun else 1
     program = make_program(config, num_train, seed=setup.seed, num_instances=num_instances)
     if runs_on_ipus(config.device):

@@ -40,7 +40,7 @@ from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_ma
 from ipucnn.runs.requests import FORMATS, INPUT_NAME, IPU, ExportRequest
 from ipucnn.runs.rules import EXPORT_RULES
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
-from ipucnn.runs.sources import IMAGENET, Named
+from ipucnn.runs.sources import IMAGENET, WeightsArgument
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.verification import (
     RunBatch,
@@ -52,7 +52,7 @@ from ipucnn.runs.verification import (
 )
 from ipucnn.runs.writer import check_replaceable
 from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
-from ipucnn.sessions.poplar.surroundings import has_poplar_sdk
+from ipucnn.sessions.poplar.sdk_environment import has_poplar_sdk
 from ipucnn.text import printable, shown_value
 from ipucnn.training.checkpoints import read_meta
 
@@ -444,7 +444,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
     }
 
 
-def trained_on(trained: TrainedSetup, named: Named) -> Optional[str]:
+def trained_on(trained: TrainedSetup, named: WeightsArgument) -> Optional[str]:
     """Returns the name of the data set that the weights were trained on; None if their file does not say it."""
     if trained.weights.weight_updates is not None:
         return printable(read_meta(Path(trained.weights.name))["dataset"])

@@ -334,7 +334,7 @@ class RuntimeSession(Session):
         self._network = network
 
     def predictor(
-        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+        self, model: KerasModel, memory_advice: Optional[MemoryAdvice] = None, shares: bool = True
     ) -> "RuntimePredictor":
         """Starts the process, which loads the file; the arguments are not used."""
         return RuntimePredictor(self._network, self.device)

@@ -124,7 +124,7 @@ def _examples(trained: TrainedSetup, subset: str) -> Examples:
 
 
 @dataclass
-class Predictions:
+class InferenceResult:
     """The results of an inference.
 
     Attributes:
@@ -148,7 +148,7 @@ class ClassifiedImage(Item):
     """An image whose class was predicted.
 
     Attributes:
-        result: its row of ``Predictions.results``.
+        result: its row of ``InferenceResult.results``.
         pixels: uint8 [h, w, channels].
     """
 
@@ -156,7 +156,7 @@ class ClassifiedImage(Item):
     pixels: np.ndarray
 
 
-def infer_classes(request: InferRequest) -> Events[Predictions]:
+def infer_classes(request: InferRequest) -> Events[InferenceResult]:
     """Predicts the ``top`` most probable classes of each image, and yields a :class:`ClassifiedImage` of each.
 
     Raises:
@@ -196,7 +196,7 @@ def infer_classes(request: InferRequest) -> Events[Predictions]:
     lines = remark_lines(remarks)
     yield from map(Note, lines)
     notes = [*trained.notes, *trained.warnings, *notes, *found.left_out, *lines]
-    return Predictions(spool, failed, min(request.top, len(names)), subset is not None, notes)
+    return InferenceResult(spool, failed, min(request.top, len(names)), subset is not None, notes)
 
 
 class _Batches:

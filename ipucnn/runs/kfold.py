@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipucnn.config.origin import CROSS_VALIDATION, DEFAULT, RUN
 from ipucnn.config.resolve import Resolved, resolve_resumed
-from ipucnn.documents import Finite, misfit, read_record_if_present
+from ipucnn.documents import Finite, mismatch, read_record_if_present
 from ipucnn.errors import ConfigurationError, UserError
 from ipucnn.events import OPENING, Began, Event, Events
 from ipucnn.interrupts import Interrupted
@@ -193,7 +193,7 @@ class CrossValidation:
         mean, deviation = {}, {}
         for name in figures[0] if figures else ():
             values = [row.get(name) for row in figures]
-            if name not in _NOT_FIGURES and not misfit(values, List[Finite]):
+            if name not in _NOT_FIGURES and not mismatch(values, List[Finite]):
                 mean[name], deviation[name] = mean_and_deviation([float(value or 0) for value in values])
         return Folds(
             schema_version=1,

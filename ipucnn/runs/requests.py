@@ -8,7 +8,7 @@ from ipucnn.models.blueprint import INPUT_NAME as NETWORK_INPUT
 from ipucnn.runs import runtimes
 
 if TYPE_CHECKING:
-    from ipucnn.runs.sources import Named
+    from ipucnn.runs.sources import WeightsArgument
 
 IPU = "ipu"
 """The format that the Poplar SDK writes: a SavedModel with a compiled program, which only the SDK can run."""
@@ -30,7 +30,7 @@ class EvaluateRequest:
         verbose: whether to show TensorFlow's messages.
     """
 
-    named: "Named"
+    named: "WeightsArgument"
     plot: Optional[Path] = None
     predictions: Optional[Path] = None
     contact_sheet: Optional[Path] = None
@@ -58,7 +58,7 @@ class InferRequest:
         with_overlay: whether to write overlays.
     """
 
-    named: "Named"
+    named: "WeightsArgument"
     images: Sequence[str]
     top: int
     subset: Optional[str] = None
@@ -89,7 +89,7 @@ class ExportRequest:
         verbose: whether to show messages of TensorFlow and the converters.
     """
 
-    named: "Named"
+    named: "WeightsArgument"
     form: str
     batch: Optional[int] = None
     opset: Optional[int] = None

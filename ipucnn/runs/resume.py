@@ -144,7 +144,7 @@ def newest_checkpoint(folder: Path) -> Tuple[Optional[Tuple[Path, Checkpoint]], 
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """The run folder to write.
 
     Attributes:
@@ -179,7 +179,7 @@ class Fresh:
     """
 
     resolved: Resolved
-    target: Target
+    target: Destination
     notes: Tuple[str, ...] = ()
 
 
@@ -198,7 +198,7 @@ class Continue:
     """
 
     resolved: Resolved
-    target: Target
+    target: Destination
     checkpoint: Checkpoint
     path: Path
     weight_updates: int
@@ -230,7 +230,7 @@ class Finished:
     """A run that is finished already, with its report."""
 
     resolved: Resolved
-    target: Target
+    target: Destination
     report: Report
 
 
@@ -271,7 +271,7 @@ def find_start(resolved: Resolved, role: Role = ALONE, locks: bool = False) -> S
         )
     folder = open_writer(role, path, _checkpoint_dir(config.checkpoint_dir))
     folder.check_free(config.overwrite)
-    target = Target(folder, is_default=is_default, replaces=config.overwrite)
+    target = Destination(folder, is_default=is_default, replaces=config.overwrite)
     notes = (f"nothing to resume in {path}: the run begins",) if config.resume else ()
     if config.checkpoint_input_dir is None:
         return Fresh(resolved, target, notes)
@@ -310,7 +310,7 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
     folder = folder.with_checkpoints(_checkpoint_dir(config.checkpoint_dir))
     if locks:
         folder.lock()
-    target = Target(folder, is_own=True, replaces=True)
+    target = Destination(folder, is_own=True, replaces=True)
     report = folder.read_report()
     folder.processes()  # a damaged record of them is refused now, before anything is computed
     ends = (spec.name for spec in SPECS if spec.effect is Effect.END)
@@ -425,7 +425,7 @@ def _read(folder: Path) -> Tuple[Tuple[Path, Checkpoint], List[str]]:
 
 def _from_checkpoint(
     resolved: Resolved,
-    target: Target,
+    target: Destination,
     newest: Tuple[Path, Checkpoint],
     skipped: Sequence[str],
     notes: Tuple[str, ...] = (),

@@ -22,7 +22,7 @@ from ipucnn.sessions.host.division import check_sharing
 from ipucnn.training.program import BatchLayout, Layout, auto_loss_scaling_conflicts
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """The facts that the rules depend on.
 
     Attributes:
@@ -46,11 +46,11 @@ class Facts(NamedTuple):
         return bool(self.resolved.record.task == "segmentation")
 
 
-Reason = Rule[RunConfig, Facts]
+Reason = Rule[RunConfig, RunFacts]
 """A reason why options have no effect; :func:`_rules` makes it a rule about each of them."""
 
 
-def _lack(applies: Callable[[RunConfig, Facts], bool], why: str, remedy: str = "") -> Reason:
+def _lack(applies: Callable[[RunConfig, RunFacts], bool], why: str, remedy: str = "") -> Reason:
     """Returns the reason why an option has no effect.
 
     Args:
@@ -78,7 +78,7 @@ def _rules(
     ]
 
 
-def _scaling_texts(config: RunConfig, facts: Facts) -> Dict[str, str]:
+def _scaling_texts(config: RunConfig, facts: RunFacts) -> Dict[str, str]:
     named, changes = auto_loss_scaling_conflicts(config)
     return {
         "also": f", and does not go with {', '.join(named)}" if named else "",
@@ -281,7 +281,7 @@ EXPORT_RULES: Tuple[Rule[ExportRequest, None], ...] = (
 )
 
 
-def check_run_rules(facts: Facts, rules: Sequence[Reason] = RUN_RULES) -> None:
+def check_run_rules(facts: RunFacts, rules: Sequence[Reason] = RUN_RULES) -> None:
     """Refuses the first option that has no effect, or that another option excludes.
 
     Args:

@@ -204,7 +204,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     """Opens the chosen data set, or a fold of it."""
     from ipucnn.datasets.registry import (
         DATASETS,
-        Opening,
+        ReaderOptions,
         check_divides,
         known_as,
         needs_files,
@@ -221,7 +221,7 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     known = DATASETS.get(known_as(resolved.choice.like or "") or "")
     source = open_dataset(
         resolved.choice,
-        Opening(
+        ReaderOptions(
             seed=seed,
             image_shape=requested_shape or (known and known.image_shape) or record.input_shape,
             num_classes=(known and known.num_classes) or record.num_classes,

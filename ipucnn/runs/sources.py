@@ -56,7 +56,7 @@ _DATA_OPTIONS = ("dataset", "dataset_path", "download", "limit_train", "limit_ev
 
 
 @dataclass(frozen=True)
-class Named:
+class WeightsArgument:
     """A network and its weights, as a command line names them.
 
     Attributes:
@@ -381,7 +381,7 @@ _IMAGENET_FACTS = DatasetInfo(
 )
 
 
-def find_weights(named: Named, reads_data: bool) -> Weights:
+def find_weights(named: WeightsArgument, reads_data: bool) -> Weights:
     """Opens the weights that a command line names, with every check that needs no data set.
 
     Raises:
@@ -505,7 +505,7 @@ def _new_head(
     return tuple(head) if differ else ()
 
 
-def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
+def weight_inputs(named: WeightsArgument) -> List[Tuple[str, Path]]:
     """Returns (description, path) of the files that the command line names as weights; no output may replace them."""
     options = (("RUN", named.target), ("--checkpoint", named.which), ("--weights", named.weights))
     named_files = [
@@ -515,7 +515,7 @@ def weight_inputs(named: Named) -> List[Tuple[str, Path]]:
     return named_files + [("a file of the run", folder / name) for name in RUN_FILES]
 
 
-def task_of(named: Named) -> Optional[str]:
+def task_of(named: WeightsArgument) -> Optional[str]:
     """Returns the task of the network that the command line names; reads only its configuration.
 
     The result is None if anything is wrong with the command line, which :func:`open_trained` then reports.
@@ -548,7 +548,7 @@ def _refuse(flags: Mapping[str, PlainValue], names: Tuple[str, ...], why: str, h
             raise ConfigurationError(f"{BY_NAME[name].flag}: {why}", hint)
 
 
-def _of_run(named: Named, reads_data: bool) -> Weights:
+def _of_run(named: WeightsArgument, reads_data: bool) -> Weights:
     command, target, flags, which = named.command, named.target, named.flags, named.which
     path = expand(target)
     if _is_network(target):
@@ -608,7 +608,7 @@ def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) 
     return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
-def _own_network(named: Named, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:
+def _own_network(named: WeightsArgument, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:
     """Returns the record of a user's own network: from the command line, else from the checkpoint.
 
     The result is None for a registered network, and for an exported file, which needs no record.
@@ -641,13 +641,13 @@ def _how_to_get_weights(command: str, model: str) -> str:
     return f"give a run folder; `ipucnn train {quoted(model)}` makes one"
 
 
-def _refuse_data(named: Named) -> None:
+def _refuse_data(named: WeightsArgument) -> None:
     of_data = f"ipucnn {named.command} {quoted(named.target)} --split eval"
     hint = f"drop it; for the images of a data set in place of these: {of_data}"
     _refuse(named.flags, _DATA_OPTIONS, "no data set is read", hint)
 
 
-def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
+def _of_keras_file(named: WeightsArgument, weights: str, reads_data: bool) -> Weights:
     path = expand(weights)
     if not is_keras_file(path):
         raise ConfigurationError(
@@ -664,7 +664,7 @@ def _of_keras_file(named: Named, weights: str, reads_data: bool) -> Weights:
     return KerasFileWeights(resolve(named.command, named.flags, model=named.target), path)
 
 
-def _of_imagenet(named: Named, reads_data: bool) -> Weights:
+def _of_imagenet(named: WeightsArgument, reads_data: bool) -> Weights:
     command, model = named.command, named.target
     if expand(model).exists() and not any(record.name == model for record in list_models()):
         raise ConfigurationError(

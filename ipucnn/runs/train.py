@@ -449,8 +449,8 @@ def _compile_ahead(context: RunContext, trainer: Trainer, make_dataset: MakeData
 
     It needs no IPU, trains nothing, and makes no run folder.
     """
+    from ipucnn.sessions.poplar.sdk_environment import executable_cache
     from ipucnn.sessions.poplar.session import PoplarTrainer
-    from ipucnn.sessions.poplar.surroundings import executable_cache
 
     assert isinstance(trainer, PoplarTrainer)  # only IPUs have the option
     program, batches = trainer.program, None

@@ -25,7 +25,7 @@ from ipucnn.datasets.base import (
 from ipucnn.datasets.classes import Matched, match, relabelled, undivided
 from ipucnn.datasets.images import conversions
 from ipucnn.datasets.pixels import InputRange
-from ipucnn.datasets.registry import Choice
+from ipucnn.datasets.registry import ChosenDataset
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import real
 from ipucnn.planning.search.neighbours import prediction_advice
@@ -33,7 +33,7 @@ from ipucnn.python_files import is_python_name
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.rules import check_group
 from ipucnn.runs.setup import Setup
-from ipucnn.runs.sources import Named, Weights, find_weights
+from ipucnn.runs.sources import Weights, WeightsArgument, find_weights
 from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Predictor, Session
 from ipucnn.text import counted, printable
@@ -130,7 +130,7 @@ def facts_only(info: DatasetInfo) -> DataSource:
     return DataSource(info, none, none)
 
 
-def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
+def open_trained(named: WeightsArgument, reads_data: bool = True) -> TrainedSetup:
     """Opens the network that a command line names, with every check that needs no TensorFlow.
 
     Under ``poprun`` all instances open the same network.
@@ -149,7 +149,7 @@ def open_trained(named: Named, reads_data: bool = True) -> TrainedSetup:
     return trained
 
 
-def _open(named: Named, reads_data: bool) -> TrainedSetup:
+def _open(named: WeightsArgument, reads_data: bool) -> TrainedSetup:
     """Finds the weights, and reads the data set that they are used with."""
     weights = find_weights(named, reads_data)
     resolved = _on_this_machine(named.command, weights.resolved)
@@ -248,7 +248,7 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     return source if is_same or weights.data_sha256 in prints else None
 
 
-def _has_other_bytes(source: DataSource, choice: Choice, other: Choice) -> bool:
+def _has_other_bytes(source: DataSource, choice: ChosenDataset, other: ChosenDataset) -> bool:
     """Returns whether one of a few image files of a set differs from the file of its name in another set."""
     examples = source.train
     if not isinstance(examples, FileExamples) or choice.location is None or other.location is None:
@@ -261,7 +261,7 @@ def _has_other_bytes(source: DataSource, choice: Choice, other: Choice) -> bool:
     return False
 
 
-def _identity(choice: Choice) -> Tuple[str, List[Path]]:
+def _identity(choice: ChosenDataset) -> Tuple[str, List[Path]]:
     """Returns what tells a set from others: its name, its folder, and those of its parts."""
     if choice.found is None:
         return choice.name, []

@@ -7,7 +7,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError, MissingError
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.sessions.group import Alone, ProcessGroup, find_instances
-from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar import sdk_environment
 from ipucnn.sessions.session import DeviceInfo, Session
 from ipucnn.text import counted
 
@@ -24,21 +24,21 @@ def check_device(device: str) -> None:
     from ipucnn.sessions.host.environment import check_memory
 
     check_memory()
-    if device == "ipu" and not surroundings.has_poplar_sdk():
+    if device == "ipu" and not sdk_environment.has_poplar_sdk():
         raise MissingError(
             "--device ipu needs the Poplar SDK's TensorFlow, which is not installed here",
             "use --device cpu, or run inside the Poplar SDK's Python environment",
         )
     if runs_on_ipus(device):
-        surroundings.check_requirements()
+        sdk_environment.check_requirements()
 
 
 def device_warnings(device: str) -> List[str]:
     """Returns warnings for the user about a device on this machine, one line each, before the work begins."""
     if not runs_on_ipus(device):
         return []
-    facts = surroundings.read_surroundings()
-    return [f"{w.message}: {w.hint}" for w in surroundings.version_warnings(facts)]
+    facts = sdk_environment.read_sdk_environment()
+    return [f"{w.message}: {w.hint}" for w in sdk_environment.version_warnings(facts)]
 
 
 def visible_gpus() -> List[Tuple[str, str]]:
@@ -91,7 +91,7 @@ def _configure_devices(device: str, num_devices: int) -> None:
 
 def runs_on_ipus(device: str) -> bool:
     """Returns whether a device means IPUs here: auto does if the SDK is installed."""
-    return device == "ipu" or (device == "auto" and surroundings.has_poplar_sdk())
+    return device == "ipu" or (device == "auto" and sdk_environment.has_poplar_sdk())
 
 
 def create_session(
@@ -153,7 +153,7 @@ def _poplar_session(config: RunConfig, verbose: bool, group: ProcessGroup) -> Se
     from ipucnn.sessions.host.environment import import_tensorflow
     from ipucnn.sessions.poplar.errors import poplar_errors
 
-    surroundings.set_flags(config)
+    sdk_environment.set_flags(config)
     with poplar_errors():
         import_tensorflow(verbose)
     from ipucnn.sessions.poplar.device import load_api

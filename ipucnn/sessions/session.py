@@ -285,7 +285,7 @@ class TrainingTask:
         loss: the loss.
         schedule: weight updates (int array) -> learning rates.
         make_dataset: as for :func:`train`; if given, the host traces (and times) a weight update.
-        would_fit: the function that suggests changes if the program does not fit on IPUs, see
+        memory_advice: the function that suggests changes if the program does not fit on IPUs, see
             ``planning.search.neighbours``.
     """
 
@@ -296,7 +296,7 @@ class TrainingTask:
     loss: "Loss"
     schedule: Schedule
     make_dataset: Optional[MakeDataset] = None
-    would_fit: Optional[MemoryAdvice] = None
+    memory_advice: Optional[MemoryAdvice] = None
 
 
 class Trainer:
@@ -442,13 +442,13 @@ class Session:
         raise NotImplementedError
 
     def predictor(
-        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+        self, model: KerasModel, memory_advice: Optional[MemoryAdvice] = None, shares: bool = True
     ) -> Predictor:
         """Returns a predictor of a network, without a training Program.
 
         Args:
             model: the network with its weights.
-            would_fit: as in a :class:`TrainingTask`.
+            memory_advice: as in a :class:`TrainingTask`.
             shares: whether instances share the samples; otherwise each has its own.
         """
         raise NotImplementedError

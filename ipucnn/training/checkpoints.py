@@ -24,7 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from ipucnn.aliases import Annotated, KerasVariable, PlainValue
 from ipucnn.config import bounds
-from ipucnn.documents import Above0, Figures, Finite, Natural, Positive, load_record, misfit
+from ipucnn.documents import Above0, Figures, Finite, Natural, Positive, load_record, mismatch
 from ipucnn.errors import DataError
 from ipucnn.filesystem import open_regular, shown
 from ipucnn.text import shown_value
@@ -273,7 +273,7 @@ def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
         header = load_record(text.decode("utf-8"), META_BYTES)
     except ValueError as error:
         raise DataError(f"{name} is damaged: its facts are not readable ({error})", _HINT) from None
-    if misfit(header, _Header):
+    if mismatch(header, _Header):
         raise DataError(f"{name} is not an ipucnn checkpoint", _HINT)
     if header["format"] != FORMAT:
         raise DataError(f"{name} has the format '{shown_value(header['format'])}', not '{FORMAT}'", _HINT)
@@ -281,7 +281,7 @@ def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:
 
 
 def _check_facts(header: Mapping[str, PlainValue], name: str) -> None:
-    problem = misfit(header, CheckpointFacts)
+    problem = mismatch(header, CheckpointFacts)
     if problem:
         raise DataError(f"{name} is damaged: {problem}", _HINT)
 

@@ -15,13 +15,13 @@ from typing import Any, Dict, Iterator
 
 from tensorflow import keras
 
-from ipucnn.sessions.poplar import surroundings as around
+from ipucnn.sessions.poplar import sdk_environment as environment_reader
 
 from . import modules
 from .errors import invalid
 from .extension import extend
 from .machine import Machine, ProcessAborted
-from .surroundings import surroundings
+from .sdk_environment import environment_of
 
 __all__ = ["Machine", "ProcessAborted", "installed"]
 
@@ -123,14 +123,20 @@ def installed(sdk: str = "3.4", num_ipus: int = 16, **facts: Any) -> Iterator[Ma
     functional.__init__ = init
     stateless_uniform = tf.random.stateless_uniform
     tf.random.stateless_uniform = _poprand(stateless_uniform)
-    read_surroundings, remote_memory = around.read_surroundings, around.remote_memory
-    around.read_surroundings = lambda: surroundings(machine)
-    around.remote_memory = lambda: machine.remote_memory if machine.gc_info else None
+    read_sdk_environment, remote_memory = (
+        environment_reader.read_sdk_environment,
+        environment_reader.remote_memory,
+    )
+    environment_reader.read_sdk_environment = lambda: environment_of(machine)
+    environment_reader.remote_memory = lambda: machine.remote_memory if machine.gc_info else None
     try:
         yield machine
     finally:
         functional.__init__ = original
-        around.read_surroundings, around.remote_memory = read_surroundings, remote_memory
+        environment_reader.read_sdk_environment, environment_reader.remote_memory = (
+            read_sdk_environment,
+            remote_memory,
+        )
         tf.random.stateless_uniform = stateless_uniform
         sys.meta_path.remove(finder)
         del python.ipu

@@ -25,7 +25,7 @@ class Machine:
         sdk: version whose API is there.
         num_ipus: IPUs of the largest device group; 0: none.
         busy: whether every device is taken.
-        surroundings: differences from a sound environment; see :func:`.surroundings.surroundings`.
+        environment: differences from a sound environment; see :func:`.sdk_environment.environment_of`.
         remote_memory: whether IPUs have memory besides their own, at the host or in their machine.
         gc_info: whether gc-info is there, which reports it.
         tile_bytes: weights beyond this many bytes per IPU are out of memory; None: no limit.
@@ -42,7 +42,7 @@ class Machine:
     sdk: str = "3.4"
     num_ipus: int = 16
     busy: bool = False
-    surroundings: Dict[str, Any] = field(default_factory=dict)
+    environment: Dict[str, Any] = field(default_factory=dict)
     remote_memory: bool = True
     gc_info: bool = True
     tile_bytes: Optional[int] = None

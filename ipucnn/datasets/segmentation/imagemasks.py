@@ -4,7 +4,6 @@ Of a set without parts, the last fifth of the pairs, in the order of their names
 ``DIR/classes.txt``, or nnU-Net's ``dataset.json``, defines the values of masks that are not the classes' numbers.
 """
 
-import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -30,10 +29,12 @@ import numpy as np
 
 from ipucnn.datasets.base import DataSource, MaskedExamples, data_source, read_file
 from ipucnn.datasets.formats import (
-    NUMBERED_MASK,
+    MAXIMUM,
     PAIR_LAYOUT,
     READ,
+    SORTING,
     Found,
+    NoPairs,
     by_beginning,
     image_of_mask,
     images_at,
@@ -88,7 +89,7 @@ from ipucnn.datasets.segmentation.masks import (
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
-from ipucnn.filesystem import real
+from ipucnn.filesystem import new_folder
 from ipucnn.text import counted, printable, quoted
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
@@ -371,7 +372,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         if is_whole:
             yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
         if is_whole and found.is_undivided and not found.has_channel_numbers:
-            _check_no_named_parts(folders, sides)
+            _check_no_named_parts(found, sides)
         known = read | {path for side in sides for path in side.values()}
         several = _take_several(sides, folders[0] == folders[1])
         files, alone = _matched(*sides)
@@ -395,34 +396,32 @@ _PART_BEFORE = re.compile(r"(train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?)[A-
 """A part of a set with which the name of a file begins: train_1, testA_1."""
 
 
-def _check_no_named_parts(folders: Sequence[Path], sides: Tuple[_Files, _Files]) -> None:
+def part_in_name(name: str) -> Optional[str]:
+    """Returns the part of a set with which a name begins, as ``part_named`` calls it; or None."""
+    begin = _PART_BEFORE.match(name)
+    return None if begin is None else part_named(begin[1])
+
+
+def _check_no_named_parts(found: Found, sides: Tuple[_Files, _Files]) -> None:
     """Refuses pairs all of whose names begin with a part of a set: the last fifth would be other ones than the test's.
 
     Raises:
-        DataError: they do, for training and for evaluation; the hint has the commands that make parts of them.
+        DataError: they do, for training and for evaluation; the hint has the command that makes parts of them.
     """
-    begins = [_PART_BEFORE.match(name) for name in (*sides[0], *sides[1])]
-    named = {match[0]: part_named(match[1]) for match in begins if match is not None}
-    if None in begins or not {"train"} < {*named.values()}:
-        return
-    in_one, whole = folders[0] == folders[1], folders[0] if folders[0] == folders[1] else folders[0].parent
-    commands = []
-    for part in dict.fromkeys(named.values()):
-        place = whole / {"train": "train", "validation": "val"}.get(str(part), "test")
-        patterns = [begin for begin, one in named.items() if one == part]
-        for folder in folders[:1] if in_one else folders:
-            target = place if in_one else place / folder.name
-            commands.append(
-                f"mkdir -p {quoted(target)} && "
-                f"mv {' '.join(quoted(folder / begin) + '[!a-zA-Z]*' for begin in patterns)} {quoted(target)}"
-            )
-    if not in_one and [len(list_folder(folder)) for folder in folders] == [*map(len, sides)]:
-        commands.append(f"rmdir {' '.join(map(quoted, folders))}")
-    names = " and ".join(printable(name) for name in list(named)[:2])
-    raise DataError(
-        f"the names of all pairs in {whole} begin with a part of a set, such as {names}, and no folders say the parts",
-        f"make parts of them: {' && '.join(commands)}",
-    )
+    parts = {part_in_name(name): name for name in (*sides[0], *sides[1])}
+    if None not in parts and {"train"} < {*parts}:
+        names = " and ".join(printable(name) for name in list(parts.values())[:2])
+        raise DataError(
+            f"the names of all pairs in {found.location} begin with a part of a set, such as {names}, and no folders "
+            "say the parts",
+            f"copy them into parts: {_copied_pairs(found)}",
+        )
+
+
+def _copied_pairs(found: Found) -> str:
+    """Returns the command for a hint that copies pairs, see ``sorting.copies_of_set``."""
+    target = new_folder(found.location, "pairs")
+    return f"{SORTING} pairs {quoted(target)} {quoted(found.location)}; then pass --dataset {quoted(target)}"
 
 
 def num_held_out(count: int) -> int:
@@ -465,6 +464,22 @@ def _take_several(sides: Tuple[_Files, _Files], in_one: bool) -> List[Tuple[Path
     ]
 
 
+def masks_of_images(found: Found) -> Iterator[Tuple[str, List[Path]]]:
+    """Yields the subset of each image that has masks, and its files: the image and its masks, one or several.
+
+    Raises:
+        DataError: a file is neither; training says so, too.
+    """
+    for subset, folders in found.parts.items():
+        sides: Tuple[_Files, _Files] = ({}, {})
+        for problem in _sides(found, folders, subset, sides):
+            if problem.error is not None:
+                raise problem.error
+        for image, masks in _take_several(sides, folders[0] == folders[1]):
+            yield subset, [image, *masks]
+        yield from ((subset, [*pair]) for pair in _matched(*sides)[0])
+
+
 def _several_error(
     found: Found, folders: Sequence[Path], several: Sequence[Tuple[Path, List[Path]]], has_pairs: bool
 ) -> Optional[DataError]:
@@ -475,27 +490,7 @@ def _several_error(
     names = [_shown(path, folders[1]) for path in masks]
     more = f", and {counted(len(several) - 1, 'more image')} with several" if len(several) > 1 else ""
     text = f"{image} has {len(masks)} masks: {_some(names)}{more}; an image has one"
-    hint = "join the masks of each image as one mask: the maximum of them in each pixel"
-    if not any(path.suffix.lower() in _STACKS for _, paths in several for path in paths):
-        whole = real(found.location)
-        kept = whole.with_name(f"{whole.name}-single-masks") / folders[1].relative_to(found.location)
-        code = (
-            "import itertools, pathlib, re, sys; import numpy as np; from PIL import Image; "
-            'folder, kept = map(pathlib.Path, sys.argv[1:]); name = lambda path: str(path.with_suffix("")); '
-            # A name that is the ending of a mask and a number alone is no mask of another image.
-            f'short = lambda path: re.sub(r"{NUMBERED_MASK}", "", path.stem, flags=re.I) or path.stem; '
-            "key = lambda path: str(path.parent / short(path)); "
-            'paths = [path for path in folder.rglob("*.*") if '
-            + ("key(path) != name(path)" if folders[0] == folders[1] else "path.is_file()")
-            + "]; groups = [[*group] for _, group in itertools.groupby(sorted(paths, key=key), key)]; "
-            '[([path.rename(kept / "_".join(path.relative_to(folder).parts)) for path in group], '
-            'joined.save(key(group[0]) + "_mask.png")) for group in groups if len(group) > 1 for joined in '
-            "[Image.fromarray(np.maximum.reduce([np.asarray(Image.open(path)) for path in group]))]]"
-        )
-        hint += (
-            f", which this command does; the single ones are kept in {quoted(kept)}: "
-            f"mkdir -p {quoted(kept)} && python -c {quoted(code)} {quoted(folders[1])} {quoted(kept)}"
-        )
+    hint = f"copy the pairs with the masks of each image joined as one, {MAXIMUM}: {_copied_pairs(found)}"
     if has_pairs:
         hint += "; or leave out these images with --allow-partial"
     return DataError(text, hint, "several-masks")
@@ -528,54 +523,12 @@ def _without_partner(
             _shown(path, folder) for folder, files in zip(folders, alone) for path in [*files.values()][:1]
         ]
         text = f"no file in {folders[0]} has the name of one in {folders[1]}: for example {' and '.join(examples)}"
-        error = DataError(text, _renaming(folders, alone) or hint or PAIR_LAYOUT, "unpaired")
+        error = NoPairs(text, hint or PAIR_LAYOUT, "unpaired")
     for folder, files in zip(folders, alone):
         for path in files.values():
             reason = f"rename {renames[path]}" if path in renames else "without a partner"
             raised = None if allow_partial and has_pairs else error
             yield Problem("unpaired", subset, _shown(path, folder), reason, raised)
-
-
-def _renaming(folders: Sequence[Path], alone: Tuple[_Files, _Files]) -> str:
-    """Returns the commands that give masks the names of their images, if one rule does; else "".
-
-    All masks lie in one folder more than the images, or the names of both differ in nothing but what all names of the
-    images, and all of the masks, begin and end with.
-    """
-    images, masks = ([*files.values()] for files in alone)
-    deeper = {path.parent for path in masks}
-    names = [{pair_name(path.name) for path in paths} for paths in (images, masks)]
-    if len(deeper) == 1 and deeper != {folders[1]} and names[1] <= names[0]:
-        target = folders[1].with_name("masks")
-        target = target if not target.exists() else folders[1].with_name("masks-of-images")
-        return f"mv {quoted(deeper.pop())} {quoted(target)}"
-    if folders[0] == folders[1] or any(
-        {path.parent for path in side} != {folder} for side, folder in zip((images, masks), folders)
-    ):
-        return ""
-    if min(map(len, names)) < 2:
-        return ""  # what all names begin with is the whole name
-    # Numbers are no part of what all names have in common: 0000 and 2000 are no pair.
-    begins = [re.sub(r"\d+\Z", "", os.path.commonprefix([*side])) for side in names]  # noqa: RUF071
-    begins = ["", ""] if begins[0] == begins[1] else begins
-    rests = [[name[len(begin) :] for name in side] for side, begin in zip(names, begins)]
-    ends = [
-        re.sub(r"\A\d+", "", os.path.commonprefix([name[::-1] for name in side])[::-1])  # noqa: RUF071
-        for side in rests
-    ]
-    ends = ["", ""] if ends[0] == ends[1] else ends
-    kept = [{name[: len(name) - len(end)] for name in side} for side, end in zip(rests, ends)]
-    if kept[0] != kept[1] or "" in kept[0]:
-        return ""
-    loops = []
-    for paths, folder, begin, end in zip((images, masks), folders, begins, ends):
-        for suffix in sorted({path.suffix for path in paths}) if begin or end else ():
-            first, last = quoted(begin) if begin else "", quoted(end + suffix)
-            loops.append(
-                f"(cd {quoted(folder)} && for f in {first}*{last}; do n=${{f#{first}}}; "
-                f'mv "$f" "${{n%{last}}}"{quoted(suffix)}; done)'
-            )
-    return f"an image and its mask have one name: {' && '.join(loops)}"
 
 
 def _shown(path: Path, folder: Path) -> str:

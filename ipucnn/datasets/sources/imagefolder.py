@@ -4,14 +4,11 @@ Its layout is ``DIR/{train,val}/CLASS/*``, or ``DIR/CLASS/*`` with a share of ea
 ``formats.find_classes`` finds it.  Images in folders inside a class folder belong to the class.
 """
 
-import contextlib
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import (
     Callable,
-    Collection,
     Dict,
     Iterator,
     List,
@@ -52,7 +49,7 @@ from ipucnn.datasets.limits import HELD_OUT_SHARE, UNBALANCED
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.datasets.problems import Passed, Problem, guarded, readable, unused_line, with_unused
 from ipucnn.errors import DataError
-from ipucnn.filesystem import read_text, shown
+from ipucnn.filesystem import shown
 from ipucnn.text import counted, printable, quoted
 
 MOST_EXAMPLES = 3
@@ -171,7 +168,10 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
         elif len(names) == 1 and all(map(subfolders, (*names.values(), path))):
             hint = lifted([*names.values(), path])
         else:
-            hint += _sorted_by_table(part, path, names)
+            from ipucnn.datasets.sorting import sorted_part_hint
+
+            command = sorted_part_hint(part, names)
+            hint += f": {command}" if command else ""
         return DataError(
             f"{shown(part)} has the class '{printable(name)}', which the training part lacks; it has '{example}'"
             + (", which differs in case" if alike else ""),
@@ -179,32 +179,6 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
             "unknown-class",
         )
     return None
-
-
-_TABLES = (".txt", ".csv", ".tsv")
-_MOST_TABLE_BYTES = 2**26
-
-
-def _sorted_by_table(part: Path, images: Path, classes: Collection[str]) -> str:
-    """Returns words for a hint that sort images into class folders, if a table beside them has the class of each.
-
-    A row has the file's name, the class, and perhaps more, as in tiny-ImageNet's ``val_annotations.txt``; "" if no
-    second row of a table has both.
-    """
-    for entry in list_folder(part):
-        if not (entry.name.lower().endswith(_TABLES) and entry.is_file()):
-            continue
-        with contextlib.suppress(DataError):
-            rows = read_text(Path(entry.path), _MOST_TABLE_BYTES).splitlines()
-            words = re.split(r"[\s,]+", rows[1]) if len(rows) > 1 else []
-            if len(words) > 1 and words[1] in classes and (images / words[0]).is_file():
-                table, into, place = (quoted(path) for path in (Path(entry.path), part, images))
-                return (
-                    f": tr -d '\\r' < {table} | tr -s ',\\t' ' ' | while read -r name class rest || "
-                    f'[ -n "$name" ]; do if [ "$class" ] && [ -f {place}/"$name" ]; then mkdir -p {into}/"$class" && '
-                    f'mv {place}/"$name" {into}/"$class"; fi; done; rmdir {place}'
-                )
-    return ""
 
 
 def read_classes(

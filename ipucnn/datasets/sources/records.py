@@ -37,7 +37,7 @@ from ipucnn.filesystem import (
     shown,
     write_cached,
 )
-from ipucnn.machine import num_cores, side_by_side
+from ipucnn.machine import num_cores, parallel_map
 from ipucnn.text import printable
 
 TRAIN, VALIDATION = "train", "validation"
@@ -157,7 +157,7 @@ def _index(
         report: function that gets each problem.
     """
     parts = []
-    for rows in side_by_side(_index_shard, ((path, subset, num_classes) for path in shards), num_cores()):
+    for rows in parallel_map(_index_shard, ((path, subset, num_classes) for path in shards), num_cores()):
         parts.append(np.array(list(readable(rows, report)), np.int64).reshape(-1, 3).T)
         emit(Progress("indexing records", done + len(parts), total))
     numbers, places, labels = np.concatenate(parts, axis=1)

@@ -16,7 +16,7 @@ from ipucnn.events import Item
 DIGEST_BYTES = 16
 
 
-class Measured(NamedTuple):
+class PixelMeasurements(NamedTuple):
     """Measurements of the pixels of n images.
 
     Attributes:
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     size: Tuple[int, int]
 
 
-def measure(images: np.ndarray) -> Measured:
+def measure(images: np.ndarray) -> PixelMeasurements:
     """Measures images of one size: uint8 [n, h, w, 1 or 3]."""
     from PIL import Image
 
@@ -51,10 +51,10 @@ def measure(images: np.ndarray) -> Measured:
     if num == 1:
         means = (histogram @ np.arange(256)[:, np.newaxis] / max(height * width, 1)).reshape(1, channels)
         constant = ((histogram > 0).sum(axis=1) == 1).all(keepdims=True)
-        return Measured(digests, histogram, means, constant, (height, width))
+        return PixelMeasurements(digests, histogram, means, constant, (height, width))
     pixels = images.reshape(num, height * width, channels)
     constant = (pixels.max(axis=1) == pixels.min(axis=1)).all(axis=1)
-    return Measured(digests, histogram, pixels.mean(axis=1), constant, (height, width))
+    return PixelMeasurements(digests, histogram, pixels.mean(axis=1), constant, (height, width))
 
 
 class Decoded(NamedTuple):
@@ -70,7 +70,7 @@ class Decoded(NamedTuple):
         deep: the type of its samples in words, if they are stretched to 8 bits.
     """
 
-    measured: Measured
+    measured: PixelMeasurements
     labels: np.ndarray
     images: Optional[np.ndarray] = None
     alike: Mapping[str, str] = {}
@@ -80,10 +80,10 @@ class Decoded(NamedTuple):
 
 
 Result = Tuple[List[int], Union[Decoded, Problem, None]]
-"""The numbers of samples, and the decoded samples, or what a reader found wrong with them; see :class:`Lot`."""
+"""The numbers of samples, and the decoded samples, or what a reader found wrong with them."""
 
 
-class Lot(NamedTuple):
+class SubsetSamples(NamedTuple):
     """The samples of a subset that the readers found.
 
     Attributes:
@@ -106,7 +106,7 @@ class Lot(NamedTuple):
     is_in_memory: bool = False
 
 
-_NO_SAMPLES = Lot(0, str, lambda numbers, drawn: ())
+_NO_SAMPLES = SubsetSamples(0, str, lambda numbers, drawn: ())
 
 
 class Sample(NamedTuple):
@@ -150,8 +150,8 @@ class SubsetSurvey:
     Attributes:
         name: "train" or "eval".
         num_stored: number of stored samples, including those that a limit leaves out.
-        chosen: bool [lot.size], the samples that a limit keeps.
-        lot: the samples.
+        chosen: bool [samples.size], the samples that a limit keeps.
+        stored: the samples.
         class_counts: number of samples (or pixels of masks) per class.
         class_unit: "samples" or "pixels".
         checked: number of samples that were tried, whether or not they could be decoded.
@@ -164,7 +164,7 @@ class SubsetSurvey:
     name: str
     num_stored: int = 0
     chosen: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    lot: Lot = _NO_SAMPLES
+    stored: SubsetSamples = _NO_SAMPLES
     class_counts: Numbers = 0
     class_unit: str = "samples"
     checked: int = 0

@@ -25,7 +25,7 @@ from ipucnn.datasets.problems import Problem
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.verification import stored
 from ipucnn.datasets.verification.findings import CODES, ERROR, EVAL, TRAIN, WARNING, Finding
-from ipucnn.datasets.verification.samples import Decoded, Drawn, IsDrawn, Lot, Sample, SubsetSurvey
+from ipucnn.datasets.verification.samples import Decoded, Drawn, IsDrawn, Sample, SubsetSamples, SubsetSurvey
 from ipucnn.errors import DataError
 from ipucnn.events import Event, Progress
 from ipucnn.text import printable
@@ -248,14 +248,14 @@ class Survey:
 
     # -- samples ----------------------------------------------------------------------------------------------
 
-    def expect(self, lots: Mapping[str, Lot]) -> None:
+    def expect(self, by_subset: Mapping[str, SubsetSamples]) -> None:
         """Sets the samples of each subset, before any is decoded, and applies the limits to them."""
         for name, subset in self.subsets.items():
             subset.class_counts = np.zeros(len(self.class_names), np.int64)
-            if name in lots:
-                lot = subset.lot = lots[name]
-                subset.num_stored = lot.size if lot.num_stored is None else lot.num_stored
-                subset.chosen = self.chosen(name, lot.size)
+            if name in by_subset:
+                samples = subset.stored = by_subset[name]
+                subset.num_stored = samples.size if samples.num_stored is None else samples.num_stored
+                subset.chosen = self.chosen(name, samples.size)
                 self._total += int(subset.chosen.sum())
 
     def chosen(self, name: str, size: int) -> np.ndarray:
@@ -269,8 +269,8 @@ class Survey:
         """Yields the subset and the numbers of samples to decode in one call, and those of them that are drawn."""
         position = 0
         for name, subset in self.subsets.items():
-            single = (range(number, number + 1) for number in range(subset.lot.size))
-            for group in single if subset.lot.groups is None else subset.lot.groups():
+            single = (range(number, number + 1) for number in range(subset.stored.size))
+            for group in single if subset.stored.groups is None else subset.stored.groups():
                 numbers = (group.start + np.flatnonzero(subset.chosen[group.start : group.stop])).tolist()
                 if numbers:
                     drawn = [n for k, n in enumerate(numbers) if self.is_drawn(position + k, self._total)]
@@ -313,7 +313,7 @@ class Survey:
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(counts[k])
                 names = (self.class_names, self.class_colours)
-                sample = Sample(subset.lot.name(number), label, [], decoded.images[k], mask, *names)
+                sample = Sample(subset.stored.name(number), label, [], decoded.images[k], mask, *names)
                 self._drawn[name, number] = sample
                 yield Drawn(position + k, self._total, sample)
         self._check_together(subset, numbers, decoded)
@@ -327,7 +327,7 @@ class Survey:
 
     def _note(self, subset: SubsetSurvey, code: str, numbers: Sequence[int], text: str = "") -> None:
         """Adds a finding about samples, and marks those of them that are drawn."""
-        name = subset.lot.name(numbers[0]) + (f" and {len(numbers) - 1} more" if len(numbers) > 1 else "")
+        name = subset.stored.name(numbers[0]) + (f" and {len(numbers) - 1} more" if len(numbers) > 1 else "")
         self.find(code, subset.name, f"{name}: {text}" if text else name, len(numbers))
         self._mark(code, subset.name, numbers)
 
@@ -347,7 +347,7 @@ class Survey:
         least = self.image_size if decoded.labels.ndim == 1 and self.image_size is not None else (0, 0)
         if height < least[0] or width < least[1]:
             self._note(subset, "small-image", numbers, f"{height}x{width}")
-        path = subset.lot.path(numbers[0])
+        path = subset.stored.path(numbers[0])
         ending = "" if path is None else path.suffix.lower()
         if ending and ending not in ENDINGS.get(decoded.format, (ending,)):
             self._note(subset, "wrong-format", numbers, decoded.format)
@@ -547,7 +547,7 @@ class Survey:
         is_both = places[0][0] is not places[-1][0]
         texts = []
         for subset, at in map(self._place, members[:2]):
-            text = subset.lot.name(subset.numbers[at])
+            text = subset.stored.name(subset.numbers[at])
             if code == "conflict" and subset.class_unit == "samples":
                 label = subset.labels[at]
                 text += f" ({self.class_names[label] if 0 <= label < len(self.class_names) else label})"

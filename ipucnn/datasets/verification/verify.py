@@ -14,8 +14,8 @@ from ipucnn.datasets.limits import HELD_OUT_SHARE, MAX_IMAGE_PIXELS
 from ipucnn.datasets.registry import (
     ANY_TASK,
     DATASETS,
-    Choice,
-    Opening,
+    ChosenDataset,
+    ReaderOptions,
     check_divides,
     choose_dataset,
     choose_found,
@@ -26,14 +26,14 @@ from ipucnn.datasets.registry import (
 )
 from ipucnn.datasets.segmentation import membranes
 from ipucnn.datasets.sources import embedded, records
-from ipucnn.datasets.verification import lots
+from ipucnn.datasets.verification import readers
 from ipucnn.datasets.verification.findings import EVAL, TRAIN, WARNING
 from ipucnn.datasets.verification.samples import IsDrawn, Result
 from ipucnn.datasets.verification.survey import Known, Survey, Verification
 from ipucnn.errors import ConfigurationError
 from ipucnn.events import Events
 from ipucnn.filesystem import shown
-from ipucnn.machine import num_cores, side_by_side
+from ipucnn.machine import num_cores, parallel_map
 
 
 def _published(name: str, mean: Tuple[float, ...], std: Tuple[float, ...] = ()) -> Known:
@@ -62,7 +62,7 @@ KNOWN: Dict[str, Known] = {
 
 
 def verify(
-    choice: Choice,
+    choice: ChosenDataset,
     *,
     download: bool = False,
     allow_partial: bool = False,
@@ -111,38 +111,40 @@ def verify(
         max_pixels,
         "" if found is None else found.choice_words,
     )
-    survey.expect(_lots(survey, choice, found, image_size))
+    survey.expect(_samples_of(survey, choice, found, image_size))
 
     def decode(name: str, numbers: List[int], drawn: List[int]) -> Tuple[str, List[Result]]:
-        return name, list(survey.subsets[name].lot.decode(numbers, drawn))
+        return name, list(survey.subsets[name].stored.decode(numbers, drawn))
 
     # Images in memory are measured on one core, because digests of small images would wait for Python's lock.
-    is_in_memory = any(subset.lot.is_in_memory for subset in survey.subsets.values())
-    for name, results in side_by_side(decode, survey.groups(), 1 if is_in_memory else num_cores()):
+    is_in_memory = any(subset.stored.is_in_memory for subset in survey.subsets.values())
+    for name, results in parallel_map(decode, survey.groups(), 1 if is_in_memory else num_cores()):
         for numbers, decoded in results:
             yield from survey.take(name, numbers, decoded)
     return survey.finish(allow_partial)
 
 
-def _lots(
-    survey: Survey, choice: Choice, found: Optional[Found], image_size: Optional[Tuple[int, int]]
-) -> lots.Lots:
+def _samples_of(
+    survey: Survey, choice: ChosenDataset, found: Optional[Found], image_size: Optional[Tuple[int, int]]
+) -> readers.SamplesBySubset:
     """Returns the samples of a set, with the function for its kind."""
     if found is None:
         image_shape = None if image_size is None else (*image_size, embedded.DEFAULT_SHAPE[2])
-        source = open_dataset(choice, Opening(image_shape=image_shape, max_image_pixels=survey.max_pixels))
-        return lots.source_lots(survey, source)
+        source = open_dataset(
+            choice, ReaderOptions(image_shape=image_shape, max_image_pixels=survey.max_pixels)
+        )
+        return readers.source_samples(survey, source)
     if found.is_tfds:
-        return lots.tfds_lots(survey, found.location)
+        return readers.tfds_samples(survey, found.location)
     shape = DATASETS[choice.name].image_shape
     survey.shape = None if shape is None else shape[:2]
-    return lots.OF_SETS[choice.name](survey, found)
+    return readers.OF_SETS[choice.name](survey, found)
 
 
 # -- choosing the set -----------------------------------------------------------------------------------------
 
 
-def choose(name: Optional[str], path: Path, download: bool = False) -> Choice:
+def choose(name: Optional[str], path: Path, download: bool = False) -> ChosenDataset:
     """Chooses the set to verify.
 
     Args:

@@ -10,7 +10,7 @@ from typing import List, Sequence, Tuple
 from ipucnn.errors import ConfigurationError
 from ipucnn.planning.forecast import forecast
 from ipucnn.planning.pipeline_plan import ParetoRow
-from ipucnn.planning.program import Choice, PlannedProgram
+from ipucnn.planning.program import PlannedProgram, ProgramVariants
 from ipucnn.planning.search.neighbours import nothing_fits
 from ipucnn.planning.search.open_settings import Space
 from ipucnn.planning.search.planner import LIMITS, SAME_SPEED, Candidate, Planner
@@ -77,7 +77,7 @@ def _compared(planner: Planner, space: Space, limit: float) -> List[Candidate]:
 def _fastest(planner: Planner, space: Space, limit: float, images_per_s: float) -> List[Candidate]:
     """Returns the fastest program in the space that fits; an empty list if none exceeds ``images_per_s``."""
     choices = [
-        Choice(replace(program, num_replicas=replicas, gradient_accumulation_count=count), by_stage)
+        ProgramVariants(replace(program, num_replicas=replicas, gradient_accumulation_count=count), by_stage)
         for choices, counts in space.programs(len(planner.starts))
         for program, by_stage in choices
         for replicas, count in counts

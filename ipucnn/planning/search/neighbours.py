@@ -290,7 +290,7 @@ class _Steps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effect:
+class PredictedChange:
     """A neighbour with the splits that it keeps or gets.
 
     Attributes:
@@ -328,7 +328,7 @@ def first_that_fits(
     overuse: Optional[float] = None,
     only: Optional[Collection[str]] = None,
     global_batch_size: Optional[int] = None,
-) -> Optional[Effect]:
+) -> Optional[PredictedChange]:
     """Returns the first of the program's neighbours that is predicted to fit.
 
     Args:
@@ -358,7 +358,7 @@ def first_that_fits(
         after = forecast(planner.graph, chosen, changed, planner.system)
         flags = flags_between(program, changed, splits, chosen, global_batch_size)
         if after.predicted_fill < allowed and is_allowed(flags):
-            return Effect(flags, changed, chosen, before, after)
+            return PredictedChange(flags, changed, chosen, before, after)
     return None
 
 
@@ -383,7 +383,9 @@ def next_changes(planner: Planner, candidate: Candidate) -> Tuple[Tuple[Change, 
         if neighbour.aim == FASTER:
             after = forecast(planner.graph, splits, neighbour.program, planner.system)
             flags = flags_between(program, neighbour.program, (), ())
-            gains.append(Effect(flags, neighbour.program, splits, candidate.forecast, after).as_change)
+            gains.append(
+                PredictedChange(flags, neighbour.program, splits, candidate.forecast, after).as_change
+            )
     for one in sorted(gains, key=lambda one: (-round(one.ratio, 2), one.predicted_fill)):
         if one.ratio >= _LEAST_GAIN and one.verdict != "does not fit":
             best.setdefault(one.flags[0], one)

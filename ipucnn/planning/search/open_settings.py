@@ -10,7 +10,14 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
-from ipucnn.planning.program import PROPORTIONS, Choice, Placement, PlannedProgram, given_proportions, uniform
+from ipucnn.planning.program import (
+    PROPORTIONS,
+    Placement,
+    PlannedProgram,
+    ProgramVariants,
+    given_proportions,
+    uniform,
+)
 from ipucnn.planning.schedules import GROUPED, SCHEDULES, SEQUENTIAL
 from ipucnn.text import counted
 from ipucnn.training.batching import divisors, next_power_of_two, overlap_length
@@ -55,7 +62,7 @@ def trial_settings(settings: PlannedProgram) -> Tuple[str, ...]:
     return tuple(name for name, does in zip(FREE, matters) if does)
 
 
-def choices(settings: PlannedProgram, values: OpenSettings, by_stage: bool = False) -> List[Choice]:
+def choices(settings: PlannedProgram, values: OpenSettings, by_stage: bool = False) -> List[ProgramVariants]:
     """Returns a program with every combination of the open settings that make a difference to it.
 
     Args:
@@ -70,14 +77,14 @@ def choices(settings: PlannedProgram, values: OpenSettings, by_stage: bool = Fal
     else:
         tried.append((False,))
     shares = values.get("available_memory_proportion", (settings.available_memory_proportion,))
-    alternatives: List[Choice] = []
+    alternatives: List[ProgramVariants] = []
     for combination in itertools.product(*tried):
         changed: Dict[str, Any] = {**dict(zip(names, combination)), "available_memory_proportion": shares[0]}
-        choice = Choice(replace(settings, **changed), shares)
+        choice = ProgramVariants(replace(settings, **changed), shares)
         if by_stage and len(shares) > 1 and settings.placement is not Placement.SEGMENTS:
             alternatives.append(choice)
         else:
-            alternatives += map(Choice, choice.programs)
+            alternatives += map(ProgramVariants, choice.programs)
     return alternatives
 
 
@@ -130,7 +137,7 @@ class Space:
 
     def programs(
         self, most_stages: int, compared: bool = False
-    ) -> Iterator[Tuple[List[Choice], List[Tuple[int, int]]]]:
+    ) -> Iterator[Tuple[List[ProgramVariants], List[Tuple[int, int]]]]:
         """Yields every pipeline to try, with the values of its other settings, and its ``counts``.
 
         Programs that accumulate gradients take more memory than those that do not, so the two kinds come separately.

@@ -25,9 +25,9 @@ from ipucnn.planning.cost.schedule import Prediction, host_limit, update_s
 from ipucnn.planning.forecast import Forecast, forecast
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 from ipucnn.planning.program import (
-    Choice,
     Placement,
     PlannedProgram,
+    ProgramVariants,
     Proportions,
     StageProportions,
     percentages,
@@ -175,7 +175,8 @@ class Planner:
         fits, independently of the other stages.
 
         Args:
-            by_stage: as in a ``Choice``; each stage may have any for its convolutions, and any for its matrix products.
+            by_stage: as in a ``ProgramVariants``; each stage may have any for its convolutions, and any for its matrix
+                products.
             below_s: the upper limit of the tick without its fixed part; the result is None if no tick is below it.
             max_evaluations: the limit of dynamic programs, as for ``solve``; not with ``by_stage``.
         """
@@ -195,7 +196,7 @@ class Planner:
         return self._solved(varied, memory_limit, solution)
 
     def fastest_program(
-        self, choices: Sequence[Choice], limits: Sequence[float] = LIMITS, images_per_s: float = 0.0
+        self, choices: Sequence[ProgramVariants], limits: Sequence[float] = LIMITS, images_per_s: float = 0.0
     ) -> Optional[Candidate]:
         """Returns the fastest of several programs at the first limit at which any fits, else None.
 
@@ -213,7 +214,7 @@ class Planner:
         )
 
     def _fastest_within(
-        self, limit: float, in_order: Sequence[Tuple[float, Choice]], images_per_s: float
+        self, limit: float, in_order: Sequence[Tuple[float, ProgramVariants]], images_per_s: float
     ) -> Optional[Candidate]:
         best: Optional[Candidate] = None
         for bound, (program, by_stage) in in_order:
@@ -225,12 +226,12 @@ class Planner:
             candidate = self.fastest_splits(program, limit, by_stage=by_stage, below_s=below_s)
             if candidate is not None and candidate.prediction.images_per_s > least:
                 best, images_per_s = candidate, candidate.prediction.images_per_s
-                alike = [Choice(each) for each in Choice(program, by_stage).programs]
-        if best is None or Choice(best.settings) in alike:
+                alike = [ProgramVariants(each) for each in ProgramVariants(program, by_stage).programs]
+        if best is None or ProgramVariants(best.settings) in alike:
             return best
         return self.fastest_program(alike, (limit,), images_per_s / (1 + SAME_SPEED)) or best
 
-    def best_judged(self, splits: Sequence[str], choices: Sequence[Choice]) -> Candidate:
+    def best_judged(self, splits: Sequence[str], choices: Sequence[ProgramVariants]) -> Candidate:
         """Returns given splits with the best of several programs: those that fit come first, then the fastest."""
 
         def rank(candidate: Candidate) -> Tuple[int, float, float]:

@@ -210,7 +210,7 @@ def _recomputed(
     return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-class Weights:
+class HostWeights:
     """A model's weights as the run keeps them, and as the layers read them.
 
     In 32.32 and 16.16 both are the same variables, on float16's grid in 16.16.  In 16.32 the layers read a rounded copy

@@ -22,13 +22,13 @@ from ipucnn.aliases import KerasModel, MemoryAdvice, Tensor, TfDataset, TfGraph
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, MemoryErrors
-from ipucnn.machine import side_by_side
+from ipucnn.machine import parallel_map
 from ipucnn.models.names import moved_statistics, penalties
 from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import Capacity, Division, divide, fused_in_inference
-from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.network import HostWeights, Network
 from ipucnn.sessions.host.statistics import LargeBatches, peeked
 from ipucnn.sessions.host.updates import UpdateLoop, sums_of
 from ipucnn.sessions.session import (
@@ -125,11 +125,11 @@ class HostSession(Session):
         return HostTrainer(self, task)
 
     def predictor(
-        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+        self, model: KerasModel, memory_advice: Optional[MemoryAdvice] = None, shares: bool = True
     ) -> "HostPredictor":
         """Rounds the weights, and makes the function of prediction, which its first call traces."""
         with tf.device(self.place), _exceptions():
-            weights = Weights(model, self.arithmetic)
+            weights = HostWeights(model, self.arithmetic)
         return HostPredictor(self, model, weights, self.places)
 
     def any_instance(self, flag: bool) -> bool:
@@ -153,7 +153,7 @@ class HostPredictor(Predictor):
     """
 
     def __init__(
-        self, session: HostSession, model: KerasModel, weights: Weights, places: Sequence[str]
+        self, session: HostSession, model: KerasModel, weights: HostWeights, places: Sequence[str]
     ) -> None:
         self.device, self.weights = session.device, weights
         self.shard = session.group.size, session.group.rank
@@ -220,9 +220,9 @@ class HostPredictor(Predictor):
                 return forward(pack(batch[0]))
 
         # A GPU computes while the next one is given its work.
-        logits = list(side_by_side(logits_of, zip(itertools.cycle(self._places), batches), at_once))
+        logits = list(parallel_map(logits_of, zip(itertools.cycle(self._places), batches), at_once))
         scored = ((loss, values, *batch[1:]) for values, batch in zip(logits, batches))
-        return list(side_by_side(sums_of_batch, scored, at_once * len(self._places)))
+        return list(parallel_map(sums_of_batch, scored, at_once * len(self._places)))
 
     def predict(self, dataset: Iterable[Tensor]) -> List[np.ndarray]:
         """Returns the logits of each element; each element is one batch."""
@@ -238,7 +238,7 @@ class HostPredictor(Predictor):
             self.weights.round_to_nearest()
             first, batches = peeked(dataset)
             at_once = 1 if first is None else self.batches_at_once(len(first))
-            return list(side_by_side(of_batch, ((images,) for images in batches), at_once))
+            return list(parallel_map(of_batch, ((images,) for images in batches), at_once))
 
 
 class HostTrainer(Trainer):
@@ -252,7 +252,7 @@ class HostTrainer(Trainer):
         # Seconds in collectives before weight updates were timed, mostly the wait for the slowest compilation.
         self._waited_s = 0.0
         with tf.device(self._place), _exceptions():
-            weights = self._weights = Weights(model, session.arithmetic)
+            weights = self._weights = HostWeights(model, session.arithmetic)
             trained = {name: weights.kept[name] for name in weights.trainable}
             statistics = {name: weights.kept[name] for name in moved_statistics(model)}
             opt = Optimizer(task.optimizer, trained, statistics, penalties(model), penalty_weight(program))

@@ -20,7 +20,7 @@ import tensorflow as tf
 from ipucnn import interrupts
 from ipucnn.aliases import KerasModel, Tensor, TfVariable
 from ipucnn.errors import MemoryErrors
-from ipucnn.machine import side_by_side
+from ipucnn.machine import parallel_map
 from ipucnn.models.keras_config import output_shape
 from ipucnn.models.layers.micro_batches import (
     BatchNormalization,
@@ -31,7 +31,7 @@ from ipucnn.models.layers.micro_batches import (
 from ipucnn.models.names import statistics_of
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division
-from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.network import HostWeights, Network
 from ipucnn.sessions.session import Batch
 
 
@@ -47,7 +47,7 @@ class MovingStatistics:
         names: the names of the moving statistics that move with every micro-batch: mean and variance of each layer.
     """
 
-    def __init__(self, model: KerasModel, division: Division, weights: Weights) -> None:
+    def __init__(self, model: KerasModel, division: Division, weights: HostWeights) -> None:
         self._batch, self._division = division.batch, division
         norms = [x for x in model.layers if isinstance(x, BatchNormalization) and x.moves]
         self._moving: Dict[str, Tuple[TfVariable, float]] = {
@@ -75,26 +75,26 @@ class MovingStatistics:
         pairs = {layer.name: (mean, variance) for layer, mean, variance in context.batch_statistics}
         return [tf.reduce_mean(statistic, axis=0) for name in self._order for statistic in pairs[name]]
 
-    def contributions(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
+    def contributions(self, context: ExecutionContext, batch_index: Tensor) -> Dict[str, Tensor]:
         """Returns the contributions of a fused batch after its forward pass, float32, by name.
 
         Args:
             context: the context of the forward pass.
-            fused_batch: scalar int64, the fused batch's number within the weight update.
+            batch_index: scalar int64, the fused batch's number within the weight update.
         """
         return {
-            **self._of_micro_batches(context, fused_batch),
-            **self._of_weight_update(context, fused_batch),
+            **self._of_micro_batches(context, batch_index),
+            **self._of_weight_update(context, batch_index),
         }
 
-    def move(self, contributions: Mapping[str, Tensor], fused_batch: Tensor) -> None:
+    def move(self, contributions: Mapping[str, Tensor], batch_index: Tensor) -> None:
         """Moves the statistics by the contributions of a fused batch, in its turn.
 
         Args:
             contributions: the result of :meth:`contributions`.
-            fused_batch: scalar int64, the fused batch's number within the weight update.
+            batch_index: scalar int64, the fused batch's number within the weight update.
         """
-        is_first = tf.equal(fused_batch, 0)
+        is_first = tf.equal(batch_index, 0)
         count = float(self._batch.gradient_accumulation_count)
 
         @functools.lru_cache(maxsize=None)
@@ -105,9 +105,9 @@ class MovingStatistics:
             moving, momentum = self._moving[name]
             moving.assign(moving * decay(momentum) + contributions[name])
         for layer, total in self._sums.items():
-            self._move_once(layer, total, contributions[layer], fused_batch)
+            self._move_once(layer, total, contributions[layer], batch_index)
 
-    def _of_micro_batches(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
+    def _of_micro_batches(self, context: ExecutionContext, batch_index: Tensor) -> Dict[str, Tensor]:
         """Returns the contributions to statistics that move with every micro-batch, in closed form.
 
         One accumulation step moves m to momentum * m + (1 - momentum) * mean over replicas of the batch
@@ -117,7 +117,7 @@ class MovingStatistics:
         p = self._batch
         group = p.dbn_replica_group_size
         groups = self._division.fused_micro_batches // group
-        position = tf.cast(fused_batch * self._division.fused_micro_batches, tf.float32) + tf.range(
+        position = tf.cast(batch_index * self._division.fused_micro_batches, tf.float32) + tf.range(
             groups, dtype=tf.float32
         ) * float(group)
         step = tf.floor(position / float(p.num_replicas))
@@ -136,12 +136,12 @@ class MovingStatistics:
                 contributions[name] = added
         return contributions
 
-    def _of_weight_update(self, context: ExecutionContext, fused_batch: Tensor) -> Dict[str, Tensor]:
+    def _of_weight_update(self, context: ExecutionContext, batch_index: Tensor) -> Dict[str, Tensor]:
         """Returns the contributions to statistics that move once per weight update, as sums over groups of replicas."""
         p = self._batch
         groups_in_batch = self._division.fused_micro_batches // p.dbn_replica_group_size
         groups = p.num_replicas // p.dbn_replica_group_size
-        replica = (tf.cast(fused_batch, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
+        replica = (tf.cast(batch_index, tf.int32) * groups_in_batch + tf.range(groups_in_batch)) % groups
         contributions = {}
         for layer, mean, variance in context.update_statistics:
             sums = tf.math.unsorted_segment_sum(tf.stack([mean, variance], axis=1), replica, groups)
@@ -149,7 +149,7 @@ class MovingStatistics:
             contributions[layer.name] = sums
         return contributions
 
-    def _move_once(self, layer: str, total: TfVariable, sums: Tensor, fused_batch: Tensor) -> None:
+    def _move_once(self, layer: str, total: TfVariable, sums: Tensor, batch_index: Tensor) -> None:
         """Adds the sums of a fused batch; its last one in a weight update moves the statistics of a layer.
 
         The statistics of each replica are averaged over accumulation.  The new mean is the average of the replicas'
@@ -158,13 +158,13 @@ class MovingStatistics:
         """
         p = self._batch
         if self._division.num_groups > 1:
-            sums = tf.where(tf.equal(fused_batch, 0), sums, total + sums)
+            sums = tf.where(tf.equal(batch_index, 0), sums, total + sums)
             total.assign(sums)
         means, variances = tf.unstack(sums / float(p.gradient_accumulation_count), axis=1)
         new_mean = tf.reduce_mean(means, axis=0)
         new_variance = tf.reduce_mean(variances + tf.math.squared_difference(means, new_mean), axis=0)
         new_variance = unbiased_variance(new_variance, self._numbers[layer] * float(p.num_replicas))
-        is_last = tf.equal(fused_batch, self._division.num_groups - 1)
+        is_last = tf.equal(batch_index, self._division.num_groups - 1)
         for name, new in zip(statistics_of([layer]), (new_mean, new_variance)):
             moving, momentum = self._moving[name]
             moving.assign(tf.where(is_last, moving_average(moving, new, momentum), moving))
@@ -254,7 +254,7 @@ class LargeBatches:
         first, batches = peeked(batches if self.names else ())
         num_samples = 0 if first is None else len(first[0])
         at_once = 1 if first is None else self._at_once(num_samples)
-        for moments in side_by_side(of_batch, batches, at_once):
+        for moments in parallel_map(of_batch, batches, at_once):
             for name, values in moments.items():
                 moments_of.setdefault(name, []).append([np.asarray(v, np.float64) for v in values])
         measured = {}

@@ -42,7 +42,7 @@ from ipucnn.models.layers.micro_batches import ExecutionContext
 from ipucnn.sessions.host.arithmetic import Rounding, streams
 from ipucnn.sessions.host.collectives import Collectives
 from ipucnn.sessions.host.division import Division
-from ipucnn.sessions.host.network import Network, Weights
+from ipucnn.sessions.host.network import HostWeights, Network
 from ipucnn.sessions.host.statistics import MovingStatistics
 from ipucnn.training.losses import Loss, correct, padding_scale
 from ipucnn.training.optimizers import LossScaler, Optimizer
@@ -130,7 +130,7 @@ class UpdateLoop:
         division: Division,
         optimizer: Optimizer,
         loss: Loss,
-        weights: Weights,
+        weights: HostWeights,
         sums: "OrderedSums",
     ) -> None:
         self._network, self._arithmetic = network, network.arithmetic

@@ -9,7 +9,7 @@ from ipucnn.aliases import MemoryAdvice
 from ipucnn.config.options import RunConfig
 from ipucnn.errors import ConfigurationError
 from ipucnn.sessions.group import Alone, Popdist, ProcessGroup
-from ipucnn.sessions.poplar import surroundings
+from ipucnn.sessions.poplar import sdk_environment
 from ipucnn.sessions.poplar.errors import REMOTE_MEMORY, no_remote_memory
 from ipucnn.text import counted
 from ipucnn.training.batching import next_power_of_two
@@ -145,7 +145,9 @@ def local_evaluation_replicas(instances: ProcessGroup, config: RunConfig) -> int
     return replicas
 
 
-def check_remote_memory(program: Program, config: RunConfig, would_fit: Optional[MemoryAdvice]) -> List[str]:
+def check_remote_memory(
+    program: Program, config: RunConfig, memory_advice: Optional[MemoryAdvice]
+) -> List[str]:
     """Refuses options that need remote memory if gc-info reports that the IPUs have none.
 
     If IPUs are attached before compilation, the driver asks them itself.  By default they are attached when the
@@ -165,8 +167,8 @@ def check_remote_memory(program: Program, config: RunConfig, would_fit: Optional
         for option in REMOTE_MEMORY
         if getattr(config, option) and (is_pipeline or option == "optimizer_state_offloading")
     ]
-    if options and not config.compile_only and surroundings.remote_memory() is False:
-        raise no_remote_memory(options[0], would_fit)
+    if options and not config.compile_only and sdk_environment.remote_memory() is False:
+        raise no_remote_memory(options[0], memory_advice)
     return options
 
 
@@ -199,7 +201,9 @@ def why_of_last_replica(program: Program, config: RunConfig) -> str:
         return ""
     if program.num_stages > 1:
         return "the SDK's pipelines give no others"
-    version = surroundings.version_number(surroundings.sdk_version(surroundings.read_surroundings()))
-    if version[:2] == surroundings.OLDEST_SDK and not config.accelerator_side_reduction:
+    version = sdk_environment.version_number(
+        sdk_environment.sdk_version(sdk_environment.read_sdk_environment())
+    )
+    if version[:2] == sdk_environment.OLDEST_SDK and not config.accelerator_side_reduction:
         return "SDK 3.0 reduces no others; --accelerator-side-reduction averages them over all replicas"
     return ""

@@ -19,8 +19,8 @@ from ipucnn.hardware import get_ipu
 from ipucnn.sessions.group import Popdist, ProcessGroup
 from ipucnn.sessions.poplar.checks import check_selected
 from ipucnn.sessions.poplar.errors import ErrorContext, poplar_errors
-from ipucnn.sessions.poplar.options import Layout, make_ipu_config
-from ipucnn.sessions.poplar.surroundings import gives_nothing_back
+from ipucnn.sessions.poplar.options import SystemLayout, make_ipu_config
+from ipucnn.sessions.poplar.sdk_environment import gives_nothing_back
 from ipucnn.sessions.session import DeviceInfo
 from ipucnn.text import counted
 from ipucnn.training.program import BuiltProgram
@@ -175,7 +175,7 @@ class Ipus:
         preprocess: how images get to the IPUs.
         num_ipus: the IPUs of this process.
         program: the Program to train, or None.
-        would_fit, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
+        memory_advice, kept_remotely: the facts that hints about memory need; see ``ErrorContext``.
 
     Attributes:
         instances: the instances of ``poprun``, and which one this process is.
@@ -194,17 +194,17 @@ class Ipus:
         preprocess: Transfer,
         num_ipus: int,
         program: Optional[BuiltProgram] = None,
-        would_fit: Optional[MemoryAdvice] = None,
+        memory_advice: Optional[MemoryAdvice] = None,
         kept_remotely: Sequence[str] = (),
     ) -> None:
         self.api, self.exchange, self.config, self.preprocess = api, exchange, config, preprocess
         self.instances = instances = exchange.instances
-        self._num_ipus, self._would_fit, self._kept_remotely = num_ipus, would_fit, kept_remotely
+        self._num_ipus, self._would_fit, self._kept_remotely = num_ipus, memory_advice, kept_remotely
         self.rounds_stochastically = program is not None and config.stochastic_rounding != "OFF"
         # Compilation needs only the number of IPUs; poprun's choice would open the devices.
         selects = config.compile_only or not instances.under_poprun
         proportions = config.available_memory_proportion
-        layout = Layout(
+        layout = SystemLayout(
             num_ipus,
             # otherwise each stage has its own
             available_memory_proportion=proportions[0] / 100 if len(proportions) == 1 else None,

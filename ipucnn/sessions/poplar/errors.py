@@ -25,15 +25,15 @@ class ErrorContext:
         training: whether the pipeline's depth is the gradient accumulation count; otherwise the steps per execution.
         num_ipus: the IPUs that the program needs; 0: unknown.
         fp_exceptions: whether floating-point exceptions are switched on.
-        would_fit: the function that predicts which change would fit, see ``planning.search.neighbours``; called only if
-            memory ran out or remote memory is missing.
+        memory_advice: the function that predicts which change would fit, see ``planning.search.neighbours``; called
+            only if memory ran out or remote memory is missing.
         kept_remotely: the active options of :data:`REMOTE_MEMORY`.
     """
 
     training: bool = True
     num_ipus: int = 0
     fp_exceptions: bool = False
-    would_fit: Optional[MemoryAdvice] = None
+    memory_advice: Optional[MemoryAdvice] = None
     kept_remotely: Sequence[str] = ()
 
     @property
@@ -95,7 +95,7 @@ def _out_of_memory(match: Match[str], context: ErrorContext) -> UserError:
         tile, used, limit = (int(number) for number in overrun.groups())
         overuse = used / limit
         message += f": tile {tile} needs {used:,} bytes and has {limit:,}"
-    hint = context.would_fit(overuse) if context.would_fit is not None else None
+    hint = context.memory_advice(overuse) if context.memory_advice is not None else None
     return InfeasibleError(
         message,
         hint
@@ -158,10 +158,10 @@ REMOTE_MEMORY = {
 }
 
 
-def no_remote_memory(option: str, would_fit: Optional[MemoryAdvice]) -> ConfigurationError:
+def no_remote_memory(option: str, memory_advice: Optional[MemoryAdvice]) -> ConfigurationError:
     """Returns the error for an option that needs remote memory on IPUs that have none."""
     what, change = REMOTE_MEMORY[option]
-    held = would_fit(None, without=option) if would_fit is not None else None
+    held = memory_advice(None, without=option) if memory_advice is not None else None
     return ConfigurationError(
         f"these IPUs have no remote memory, where {what} to be kept",
         f"{change}: {held}" if held else f"{change}; `ipucnn plan-splits` says what the IPUs then hold",
@@ -174,7 +174,7 @@ def _remote_memory(option: str, pattern: str) -> Case:
     It is raised in variables_offload_and_partition.cc, pipeline_fifo_inserter.cc or
     gradient_accumulation_buffers_offload.cc.
     """
-    answer: _Answer = lambda match, context: no_remote_memory(option, context.would_fit)  # noqa: E731
+    answer: _Answer = lambda match, context: no_remote_memory(option, context.memory_advice)  # noqa: E731
     return Case(_FAILED, pattern, answer)
 
 

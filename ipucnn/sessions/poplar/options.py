@@ -14,7 +14,7 @@ _COMPILED_VERSION = "ipu2"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SystemLayout:
     """The part of the system's configuration that follows from the Program.
 
     Attributes:
@@ -51,7 +51,7 @@ def connection_type(config: RunConfig) -> str:
     return "ON_DEMAND" if config.on_demand else "ALWAYS"
 
 
-def _products(config: RunConfig, layout: Layout, gather: str) -> Dict[str, Any]:
+def _products(config: RunConfig, layout: SystemLayout, gather: str) -> Dict[str, Any]:
     """Returns options that convolutions and matrix products share; ``gather`` is their name of --gather-conv-output."""
     options: Dict[str, Any] = {}
     if layout.available_memory_proportion is not None:
@@ -63,7 +63,7 @@ def _products(config: RunConfig, layout: Layout, gather: str) -> Dict[str, Any]:
     return options
 
 
-def _convolution(config: RunConfig, layout: Layout) -> Dict[str, str]:
+def _convolution(config: RunConfig, layout: SystemLayout) -> Dict[str, str]:
     options = _products(config, layout, "gatherConvOutput")
     if config.conv_dithering:
         options["enableConvDithering"] = True
@@ -71,12 +71,12 @@ def _convolution(config: RunConfig, layout: Layout) -> Dict[str, str]:
     return {key: option_text(value) for key, value in options.items()}
 
 
-def _matmul(config: RunConfig, layout: Layout) -> Dict[str, str]:
+def _matmul(config: RunConfig, layout: SystemLayout) -> Dict[str, str]:
     options = {**_products(config, layout, "gatherOutput"), **config.matmul_options}
     return {key: option_text(value) for key, value in options.items()}
 
 
-def _engine(config: RunConfig, layout: Layout) -> Dict[str, str]:
+def _engine(config: RunConfig, layout: SystemLayout) -> Dict[str, str]:
     options: Dict[str, str] = {}
     if config.internal_exchange_optimization_target is not None:
         options["opt.internalExchangeOptimisationTarget"] = config.internal_exchange_optimization_target
@@ -84,7 +84,7 @@ def _engine(config: RunConfig, layout: Layout) -> Dict[str, str]:
     return options
 
 
-def _rounding(config: RunConfig, layout: Layout) -> str:
+def _rounding(config: RunConfig, layout: SystemLayout) -> str:
     return config.stochastic_rounding if layout.trains else "OFF"
 
 
@@ -92,7 +92,7 @@ _ROUNDING = {"OFF": "OFF", "ON": "ON", "RI": "REPLICA_IDENTICAL_ONLY"}
 
 # (config, layout) -> value of a leaf of ``IPUConfig``, by its dotted name.  A member of an enumeration is given by its
 # name; None keeps the SDK's default.
-LEAVES: Dict[str, Callable[[RunConfig, Layout], Any]] = {
+LEAVES: Dict[str, Callable[[RunConfig, SystemLayout], Any]] = {
     "auto_select_ipus": lambda c, layout: (
         layout.num_ipus if layout.selects and c.select_ipu is None else None
     ),
@@ -137,7 +137,7 @@ def set_leaf(ipu_config: SdkModule, leaf: str, value: PlainValue) -> None:
     setattr(node, name, value)
 
 
-def make_ipu_config(ipu: SdkModule, config: RunConfig, layout: Layout) -> Any:
+def make_ipu_config(ipu: SdkModule, config: RunConfig, layout: SystemLayout) -> Any:
     """Returns an ``IPUConfig`` with every leaf of the table set, not yet applied.
 
     Args:

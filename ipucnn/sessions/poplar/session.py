@@ -17,14 +17,14 @@ from ipucnn.sessions.evaluated import Statistics, statistics_policy, statistics_
 from ipucnn.sessions.group import ProcessGroup
 from ipucnn.sessions.host.arithmetic import Arithmetic
 from ipucnn.sessions.host.division import Division, one_by_one
-from ipucnn.sessions.host.network import Weights
+from ipucnn.sessions.host.network import HostWeights
 from ipucnn.sessions.host.statistics import LargeBatches
 from ipucnn.sessions.poplar.batches import BatchStream
 from ipucnn.sessions.poplar.checks import check_remote_memory, local_evaluation_replicas
 from ipucnn.sessions.poplar.device import Api, Exchange, Ipus, compute_type
 from ipucnn.sessions.poplar.model import PREDICTION, TRAINING, assign_weights, build_network
 from ipucnn.sessions.poplar.prediction import PoplarPredictor, StatisticsNetwork
-from ipucnn.sessions.poplar.surroundings import cached_programs, executable_cache
+from ipucnn.sessions.poplar.sdk_environment import cached_programs, executable_cache
 from ipucnn.sessions.poplar.training import TrainedNetwork
 from ipucnn.sessions.session import (
     Batch,
@@ -103,21 +103,23 @@ class PoplarSession(Session):
             MissingError: there are no such IPUs.
             ValueError: the Program has another precision than the configuration.
         """
-        program, would_fit = task.program, task.would_fit
+        program, memory_advice = task.program, task.memory_advice
         check_precision(program, self._config)
-        kept_remotely = check_remote_memory(program, self._config, would_fit)
-        ipus = self._configured(program.num_ipus // self._instances.size, program, would_fit, kept_remotely)
+        kept_remotely = check_remote_memory(program, self._config, memory_advice)
+        ipus = self._configured(
+            program.num_ipus // self._instances.size, program, memory_advice, kept_remotely
+        )
         return PoplarTrainer(ipus, task)
 
     def predictor(
-        self, model: KerasModel, would_fit: Optional[MemoryAdvice] = None, shares: bool = True
+        self, model: KerasModel, memory_advice: Optional[MemoryAdvice] = None, shares: bool = True
     ) -> PoplarPredictor:
         """Attaches the IPUs of this instance of ``poprun``, or one per replica of validation; without a pipeline."""
         config = self._config
         replicas = local_evaluation_replicas(self._instances, config)
         size = config.validation_micro_batch_size or config.micro_batch_size
         predictor = PoplarPredictor(
-            self._configured(replicas, would_fit=would_fit), model, size, replicas, shares=shares
+            self._configured(replicas, memory_advice=memory_advice), model, size, replicas, shares=shares
         )
         predictor.network  # noqa: B018 - built on first use
         return predictor
@@ -276,11 +278,11 @@ class PoplarTrainer(Trainer):
             return self._take_statistics(large_batches.measure(self._ipus.preprocess.pack_8_bits(images)))
 
     @cached_property
-    def _on_host(self) -> Tuple[Weights, LargeBatches]:
+    def _on_host(self) -> Tuple[HostWeights, LargeBatches]:
         """The network's weights on the host, and the passes of large batches with them."""
         arithmetic = Arithmetic(self._ipus.config.precision, nanoo=self._ipus.config.nanoo)
         unpack = self._ipus.preprocess.unpack
-        weights = Weights(self._network, arithmetic)
+        weights = HostWeights(self._network, arithmetic)
         return weights, LargeBatches(self._network, arithmetic, unpack, on_cpu=True)
 
     def _take_statistics(self, values: Mapping[str, np.ndarray]) -> List[str]:

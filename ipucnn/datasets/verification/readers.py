@@ -41,13 +41,13 @@ from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksums
 from ipucnn.datasets.sources.tfrecord import place_of, read_example, scan_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
-from ipucnn.datasets.verification.samples import Decoded, Lot, Result, measure
+from ipucnn.datasets.verification.samples import Decoded, Result, SubsetSamples, measure
 from ipucnn.datasets.verification.stored import stored_as
 from ipucnn.datasets.verification.survey import Survey
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
-Lots = Mapping[str, Lot]
+SamplesBySubset = Mapping[str, SubsetSamples]
 """The samples of each subset, TRAIN and EVAL."""
 BATCH = 256
 """Number of samples in memory that are measured in one call."""
@@ -79,7 +79,7 @@ def _stretched(page: Page) -> str:
     return page.form.depth if page.form.is_deep else ""
 
 
-def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
+def array_samples(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> SubsetSamples:
     """Returns samples in memory.
 
     Args:
@@ -106,12 +106,14 @@ def array_lot(files: Sequence[Tuple[str, np.ndarray, np.ndarray]]) -> Lot:
     at_once = BATCH if labels.ndim == 1 else 1
     groups = [range(begin, min(begin + at_once, starts[-1])) for begin in range(0, starts[-1], at_once)]
     stored = sum(len(images) for _, images, _ in files)
-    return Lot(starts[-1], name, decode, num_stored=stored, groups=lambda: groups, is_in_memory=at_once > 1)
+    return SubsetSamples(
+        starts[-1], name, decode, num_stored=stored, groups=lambda: groups, is_in_memory=at_once > 1
+    )
 
 
-def file_lot(
+def file_samples(
     survey: Survey, subset: str, examples: ImageFiles, name: Callable[[int], str], channels: int = 3
-) -> Lot:
+) -> SubsetSamples:
     """Returns samples that are encoded images, decoded one by one."""
 
     def path(number: int) -> Optional[Path]:
@@ -129,16 +131,16 @@ def file_lot(
 
         yield numbers, item_or_problem(read, subset, name(number), file, "" if file else origin)
 
-    return Lot(len(examples), name, decode, path)
+    return SubsetSamples(len(examples), name, decode, path)
 
 
-def source_lots(survey: Survey, source: DataSource) -> Lots:
+def source_samples(survey: Survey, source: DataSource) -> SamplesBySubset:
     """Returns the samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
     return {
-        subset: array_lot([("", np.asarray(examples.images), np.asarray(examples.masks))])
+        subset: array_samples([("", np.asarray(examples.images), np.asarray(examples.masks))])
         if isinstance(examples, IN_MEMORY)
-        else file_lot(survey, subset, examples, examples.describe, source.info.image_shape[2])
+        else file_samples(survey, subset, examples, examples.describe, source.info.image_shape[2])
         for subset, examples in ((TRAIN, source.train), (EVAL, source.eval))
     }
 
@@ -146,12 +148,12 @@ def source_lots(survey: Survey, source: DataSource) -> Lots:
 # -- sets in memory -----------------------------------------------------------------------------------------------
 
 
-def idx_lots(survey: Survey, found: Found) -> Lots:
+def idx_samples(survey: Survey, found: Found) -> SamplesBySubset:
     """Returns the samples of MNIST or Fashion-MNIST, and compares packed files with their published checksums."""
     survey.class_names = idx.CLASS_NAMES[survey.dataset]
     published = dict(REMOTES[survey.dataset].files)
     survey.is_published = True
-    lots = {}
+    by_subset = {}
     for subset in (TRAIN, EVAL):
         for stem, path in zip(IDX_FILES[subset], found.parts[subset]):
             if path.suffix != ".gz":
@@ -160,8 +162,8 @@ def idx_lots(survey: Survey, found: Found) -> Lots:
                 survey.compare(subset, path, "SHA-256", published[stem + ".gz"])
         files = list(readable(idx.read_part(found, subset), survey.report))
         if files:
-            lots[subset] = array_lot([(file.path.name, file.images, file.labels) for file in files])
-    return lots
+            by_subset[subset] = array_samples([(file.path.name, file.images, file.labels) for file in files])
+    return by_subset
 
 
 # MD5 of the files in the archives of https://www.cs.toronto.edu/~kriz/cifar.html, from torchvision.
@@ -178,7 +180,7 @@ _CIFAR_MD5: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def cifar_lots(survey: Survey, found: Found) -> Lots:
+def cifar_samples(survey: Survey, found: Found) -> SamplesBySubset:
     """Returns the samples of CIFAR-10 or CIFAR-100, file by file.
 
     Raises DataError if the set takes more than half of the memory.
@@ -199,13 +201,13 @@ def cifar_lots(survey: Survey, found: Found) -> Lots:
     parts: Dict[str, List[Tuple[str, np.ndarray, np.ndarray]]] = {}
     for file in readable(cifar.read_files(name, folder, layout), survey.report):
         parts.setdefault(file.subset, []).append((file.path.name, file.images, file.labels))
-    return {subset: array_lot(files) for subset, files in parts.items()}
+    return {subset: array_samples(files) for subset, files in parts.items()}
 
 
 # -- class folders ------------------------------------------------------------------------------------------------
 
 
-def imagefolder_lots(survey: Survey, found: Found) -> Lots:
+def imagefolder_samples(survey: Survey, found: Found) -> SamplesBySubset:
     folder = found.location
     parts, names = imagefolder.read_classes(found, survey.validation_fraction, survey.report)
     survey.class_names = tuple(map(printable, names))
@@ -215,7 +217,7 @@ def imagefolder_lots(survey: Survey, found: Found) -> Lots:
         survey.find("inner-folder", None, inside)
     begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
-        subset: file_lot(survey, subset, files, partial(_name_of_file, files.paths, begin))
+        subset: file_samples(survey, subset, files, partial(_name_of_file, files.paths, begin))
         for subset, files in parts.items()
     }
 
@@ -227,7 +229,7 @@ def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
 # -- images with masks --------------------------------------------------------------------------------------------
 
 
-def pairs_lots(survey: Survey, found: Found) -> Lots:
+def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
     folder = found.location
     files = list(readable(imagemasks.read_pairs(found), survey.report))
@@ -250,7 +252,7 @@ def pairs_lots(survey: Survey, found: Found) -> Lots:
     for mask in list(stored.values())[:1]:
         survey.class_colours = imagemasks.class_colours(classes, mask)
     return {
-        subset: _pairs_lot(survey, found, classes, of_part)
+        subset: _pairs_samples(survey, found, classes, of_part)
         for subset in (TRAIN, EVAL)
         for of_part in [[one for one in masks if _subset_of(one) == subset]]
         if of_part
@@ -261,9 +263,9 @@ def _subset_of(mask: Union[Tuple[Pair, Mask], Problem]) -> Optional[str]:
     return mask.subset if isinstance(mask, Problem) else mask[0].subset
 
 
-def _pairs_lot(
+def _pairs_samples(
     survey: Survey, found: Found, classes: MaskClasses, masks: Sequence[Union[Tuple[Pair, Mask], Problem]]
-) -> Lot:
+) -> SubsetSamples:
     """Returns pairs of one subset.  The pages of an image file are one group, because it is opened once."""
     folder = found.location
 
@@ -299,7 +301,7 @@ def _pairs_lot(
 
     names = [one.name if isinstance(one, Problem) else one[0].shown(one[0].image, folder) for one in masks]
     paths = [one.path if isinstance(one, Problem) else one[0].image for one in masks]
-    return Lot(len(masks), names.__getitem__, decode, paths.__getitem__, groups=lambda: groups)
+    return SubsetSamples(len(masks), names.__getitem__, decode, paths.__getitem__, groups=lambda: groups)
 
 
 def _measured_pair(
@@ -325,7 +327,7 @@ def _measured_pair(
 _RECORDS = "CRC32C of records"
 
 
-def tfds_lots(survey: Survey, folder: Path) -> Lots:
+def tfds_samples(survey: Survey, folder: Path) -> SamplesBySubset:
     """Returns the samples of a prepared version of a TFDS set.
 
     Raises:
@@ -343,23 +345,23 @@ def tfds_lots(survey: Survey, folder: Path) -> Lots:
     if chosen[EVAL] is None:
         survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
     form = _RecordForm(image_key, label_key, channels)
-    lots = {}
+    by_subset = {}
     for subset, split in chosen.items():
         if split is not None:
             paths = [Path(str(path)) for path in splits[split].filepaths]
             shards = list(zip(paths, map(int, splits[split].shard_lengths)))
-            lots[subset] = _shards_lot(survey, subset, shards, form)
-    return lots
+            by_subset[subset] = _shards_samples(survey, subset, shards, form)
+    return by_subset
 
 
-def imagenet_lots(survey: Survey, found: Found) -> Lots:
+def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
     """Returns the samples in ImageNet's record files, or in its class folders.
 
     Raises:
         DataError: the folder has files of several sets, or the file of the classes is damaged.
     """
     if found.parts:
-        return imagefolder_lots(survey, found)
+        return imagefolder_samples(survey, found)
     folder = found.location
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
     compared: Dict[str, bool] = {}
@@ -372,14 +374,14 @@ def imagenet_lots(survey: Survey, found: Found) -> Lots:
         if not is_right:
             survey.find("checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}")
     form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, range(1, len(survey.class_names) + 1))
-    lots = {}
+    by_subset = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = [(path, -1) for path in shards_of.get(name, [])]
         for path, _ in shards:
             if path.is_file() and path.stat().st_size == 0:
                 survey.find("empty-file", subset, printable(path.name))
-        lots[subset] = _shards_lot(survey, subset, shards, form)
-    return lots
+        by_subset[subset] = _shards_samples(survey, subset, shards, form)
+    return by_subset
 
 
 class _RecordForm(NamedTuple):
@@ -392,7 +394,9 @@ class _RecordForm(NamedTuple):
     labels: Optional[range] = None
 
 
-def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], form: _RecordForm) -> Lot:
+def _shards_samples(
+    survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], form: _RecordForm
+) -> SubsetSamples:
     """Returns the records of files as samples, and reports problems of the files.
 
     Each file comes with its expected number of records, or -1.  Files of TFDS that are no TFRecord files cannot be
@@ -442,7 +446,7 @@ def _shards_lot(survey: Survey, subset: str, files: Sequence[Tuple[Path, int]], 
         read = partial(_read_record, survey, form, at, bool(drawn))
         yield numbers, item_or_problem(read, subset, name_of(numbers[0]), place=place_of(*at))
 
-    return Lot(len(rows), name_of, decode, num_stored=num_stored)
+    return SubsetSamples(len(rows), name_of, decode, num_stored=num_stored)
 
 
 def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int], is_drawn: bool) -> Decoded:
@@ -463,12 +467,12 @@ def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int],
     return decode_image(data, place_of(*place), label - first, is_drawn, survey.max_pixels, form.channels)
 
 
-OF_SETS: Mapping[str, Callable[[Survey, Found], Lots]] = {
-    **dict.fromkeys(idx.CLASS_NAMES, idx_lots),
-    **dict.fromkeys(CIFAR_FILES, cifar_lots),
-    "isbi2012": pairs_lots,
-    "imagemasks": pairs_lots,
-    "imagefolder": imagefolder_lots,
-    "imagenet": imagenet_lots,
+OF_SETS: Mapping[str, Callable[[Survey, Found], SamplesBySubset]] = {
+    **dict.fromkeys(idx.CLASS_NAMES, idx_samples),
+    **dict.fromkeys(CIFAR_FILES, cifar_samples),
+    "isbi2012": pairs_samples,
+    "imagemasks": pairs_samples,
+    "imagefolder": imagefolder_samples,
+    "imagenet": imagenet_samples,
 }
 """The function that finds the samples of each set that is read from files, except for those of TFDS."""

@@ -3,16 +3,16 @@
 import os
 from typing import Any
 
-from ipucnn.sessions.poplar.surroundings import SDK_MODULES, Surroundings
+from ipucnn.sessions.poplar.sdk_environment import SDK_MODULES, SdkEnvironment
 
 
-def surroundings(machine: Any) -> Surroundings:
-    """Returns a sound environment of the machine's SDK, with the changes in ``machine.surroundings``.
+def environment_of(machine: Any) -> SdkEnvironment:
+    """Returns a sound environment of the machine's SDK, with the changes in ``machine.environment``.
 
     Its ``versions`` and ``variables`` are added to the sound ones; a variable that is None is not set.
     """
     version = f"{machine.sdk}.0"
-    changes = dict(machine.surroundings)
+    changes = dict(machine.environment)
     enabled = f"/opt/poplar_sdk-ubuntu_20_04-{version}+1-a/poplar-ubuntu_20_04-{version}+2-b"
     variables = {**os.environ, "POPLAR_SDK_ENABLED": enabled, **changes.pop("variables", {})}
     versions = {
@@ -22,7 +22,7 @@ def surroundings(machine: Any) -> Surroundings:
         "ipu-tensorflow-addons": f"2.6.3+gc{version}",
         **changes.pop("versions", {}),
     }
-    sound = Surroundings(
+    sound = SdkEnvironment(
         python=(3, 8),
         versions=versions,
         has_ipu_package=True,
@@ -31,4 +31,4 @@ def surroundings(machine: Any) -> Surroundings:
         variables={name: value for name, value in variables.items() if value is not None},
         cpu_flags=("avx2",),
     )
-    return Surroundings(**{**vars(sound), **changes})
+    return SdkEnvironment(**{**vars(sound), **changes})

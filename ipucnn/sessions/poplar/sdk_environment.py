@@ -1,6 +1,6 @@
 """Checks the SDK's environment before TensorFlow is imported, and sets the driver's flags.
 
-:func:`read_surroundings` reads files, package metadata and environment variables, and imports nothing of the SDK.
+:func:`read_sdk_environment` reads files, package metadata and environment variables, and imports nothing of the SDK.
 Rules then judge these values: :func:`problems` are fatal, :func:`version_warnings` are not.  Sources: the setup.py of
 graphcore/tensorflow r2.6 (versions), its driver/tools/flags.cc (flags) and keras/ipu (modules).  The driver reads
 TF_POPLAR_FLAGS once, on its first access in the process, and aborts the process if it does not know a flag.
@@ -48,7 +48,7 @@ _FLAG_SINCE = {"use_on_demand": (3, 2)}
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SdkEnvironment:
     """An environment as plain values, so that rules can judge other machines, too.
 
     Attributes:
@@ -71,7 +71,7 @@ class Surroundings:
     cpu_flags: Tuple[str, ...] = ()
 
 
-def read_surroundings() -> Surroundings:
+def read_sdk_environment() -> SdkEnvironment:
     """Returns the environment of this process; imports neither TensorFlow nor NumPy."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -83,7 +83,7 @@ def read_surroundings() -> Surroundings:
                 continue
         return None
 
-    return Surroundings(
+    return SdkEnvironment(
         python=(sys.version_info[0], sys.version_info[1]),
         versions={
             "tensorflow": installed("tensorflow", "tensorflow-cpu"),
@@ -146,7 +146,7 @@ def version_number(version: Optional[str]) -> Tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
 
 
-def sdk_version(system: Surroundings) -> Optional[str]:
+def sdk_version(system: SdkEnvironment) -> Optional[str]:
     """Returns the SDK's version from the folder that enabled it or TensorFlow's wheel (``2.6.3+gc3.3.0+...``)."""
     path = system.variables.get("POPLAR_SDK_ENABLED", "")
     # PATH/poplar_sdk-ubuntu_20_04-3.3.0+1403-208993bbb7/poplar-ubuntu_20_04-3.3.0+7857-b67b751185
@@ -175,7 +175,7 @@ def parse_flags(text: str) -> Dict[str, str]:
     return flags
 
 
-def problems(system: Surroundings) -> Iterator[UserError]:
+def problems(system: SdkEnvironment) -> Iterator[UserError]:
     """Yields everything that prevents the Poplar session from starting, the most fundamental first."""
     tensorflow, keras = system.versions.get("tensorflow"), system.versions.get("keras")
     if not system.has_ipu_package:
@@ -218,7 +218,7 @@ def problems(system: Surroundings) -> Iterator[UserError]:
         )
 
 
-def version_warnings(system: Surroundings) -> Iterator[UserError]:
+def version_warnings(system: SdkEnvironment) -> Iterator[UserError]:
     """Yields a warning for each version that the Poplar session was not made for; it may work."""
     if not system.has_ipu_package:
         return
@@ -237,13 +237,13 @@ def version_warnings(system: Surroundings) -> Iterator[UserError]:
         )
 
 
-def check_requirements(system: Optional[Surroundings] = None) -> None:
+def check_requirements(system: Optional[SdkEnvironment] = None) -> None:
     """Refuses environments in which the SDK's TensorFlow cannot be imported or would abort the process.
 
     Raises:
         MissingError, ConfigurationError: the first of :func:`problems`.
     """
-    for problem in problems(read_surroundings() if system is None else system):
+    for problem in problems(read_sdk_environment() if system is None else system):
         raise problem
 
 
@@ -276,7 +276,7 @@ def _dotted(version: Tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _wrong_flags(system: Surroundings) -> Iterator[UserError]:
+def _wrong_flags(system: SdkEnvironment) -> Iterator[UserError]:
     """Yields the errors of flags for which the driver would abort the process."""
     text = system.variables.get(FLAGS_VARIABLE, "").strip()
     words = [word for word in flag_words(text) if not word.startswith("--")]
