@@ -52,7 +52,7 @@ CODES: Dict[str, Code] = {
     "several-masks": Code(
         ERROR,
         "images with several masks, and these masks",
-        "join the masks of each image as one mask, with the command that `ipucnn train` gives",
+        "copy the set with the masks of each image joined, with the command that `ipucnn train` gives",
         partial=True,
     ),
     "class-names": Code(
