@@ -97,7 +97,10 @@ def built_in_files(holding: Optional[str] = None) -> List[PresetFile]:
     """
     texts = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(BUILT_IN_FOLDER.glob("*.yml"))]
     # The text contains the name in every layout of YAML: quoted, followed by a space, or on another line.
-    return [PresetFile(text, name) for name, text in texts if holding is None or holding in text]
+    return [_parsed(text, name) for name, text in texts if holding is None or holding in text]
+
+
+_parsed = functools.lru_cache(maxsize=None)(PresetFile)
 
 
 def built_in_names() -> List[str]:
