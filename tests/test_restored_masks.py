@@ -17,10 +17,10 @@ from ipucnn.runs.images.outputs import (
     MaskFiles,
     MaskForm,
     PageSpool,
-    check_only_results_replaced,
     class_colours,
     write_pages,
 )
+from ipucnn.runs.overwriting import check_only_results_replaced
 
 COLOURS = ((0, 0, 0), (200, 30, 9), (9, 9, 200))
 

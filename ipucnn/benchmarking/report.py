@@ -31,7 +31,8 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.filesystem import check_makeable, entries, make_folder, write_text
 from ipucnn.runs.folder import CONFIG, PROGRAM, REPORT
-from ipucnn.runs.writer import check_replaceable, claim_default, default_run_dir
+from ipucnn.runs.overwriting import check_replaceable
+from ipucnn.runs.writer import claim_default, default_run_dir
 from ipucnn.training.program import BuiltProgram, Layers
 
 if TYPE_CHECKING:

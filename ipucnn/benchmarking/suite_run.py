@@ -25,7 +25,8 @@ from ipucnn.events import Events, Item
 from ipucnn.filesystem import check_makeable, expand, make_folder, write_text
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.folder import latest_run_dir
-from ipucnn.runs.writer import check_replaceable, default_run_dir
+from ipucnn.runs.overwriting import check_replaceable
+from ipucnn.runs.writer import default_run_dir
 from ipucnn.system_programs import Ran, run_program
 from ipucnn.text import quoted, shown_value
 

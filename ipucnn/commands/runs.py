@@ -122,7 +122,8 @@ def plot(options: Plot) -> None:
     from ipucnn.reports.runs import draw_curves
     from ipucnn.runs.compare import read_run, runs_of
     from ipucnn.runs.folder import RUN_FILES
-    from ipucnn.runs.images.outputs import PLOTS, check_outputs, format_of
+    from ipucnn.runs.images.outputs import PLOTS, format_of
+    from ipucnn.runs.overwriting import check_outputs
 
     check_can_plot("ipucnn plot")
     path = options.output

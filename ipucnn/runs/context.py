@@ -19,8 +19,9 @@ from ipucnn.planning.network import network_options
 from ipucnn.planning.splits import check_frozen, check_named_splits, plan_differences
 from ipucnn.runs import rules
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.outputs import PLOTS, check_outputs
+from ipucnn.runs.images.outputs import PLOTS
 from ipucnn.runs.input_size import size_warnings
+from ipucnn.runs.overwriting import check_outputs
 from ipucnn.runs.resume import Continue, Finished, Fresh, Start, check_same_run, find_start
 from ipucnn.runs.setup import Setup, range_name
 from ipucnn.runs.sources import Weights, as_started, find_starting_weights

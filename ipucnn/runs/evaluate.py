@@ -19,13 +19,14 @@ from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError, MemoryErrors
 from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
 from ipucnn.runs import setup as run_setup
-from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, check_outputs, class_colours, write_csv
+from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, class_colours, write_csv
 from ipucnn.runs.images.segmentation import (
     PatchwiseNetwork,
     Segmented,
     SegmentedImage,
     foreground_probability,
 )
+from ipucnn.runs.overwriting import check_outputs
 from ipucnn.runs.records import Bin, ClassScores, EvaluatedDataset, Evaluation
 from ipucnn.runs.requests import EvaluateRequest
 from ipucnn.runs.rules import EVALUATION_RULES

@@ -37,6 +37,7 @@ from ipucnn.runs import setup as run_setup
 from ipucnn.runs.compare import read_run
 from ipucnn.runs.exported import LABELS, RECORD, describe_setup, file_digest, is_exported
 from ipucnn.runs.network_input import INPUT, SCRIPT, describe_input, describe_mask, page
+from ipucnn.runs.overwriting import check_replaceable
 from ipucnn.runs.requests import FORMATS, INPUT_NAME, IPU, ExportRequest
 from ipucnn.runs.rules import EXPORT_RULES
 from ipucnn.runs.runtimes import KERAS, ONNX, SAVED_MODEL, TFLITE
@@ -50,7 +51,6 @@ from ipucnn.runs.verification import (
     take_samples,
     verify,
 )
-from ipucnn.runs.writer import check_replaceable
 from ipucnn.sessions.factory import check_device, create_session, runs_on_ipus
 from ipucnn.sessions.poplar.sdk_environment import has_poplar_sdk
 from ipucnn.text import printable, shown_value

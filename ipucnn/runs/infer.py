@@ -40,9 +40,6 @@ from ipucnn.runs.images.outputs import (
     MaskForm,
     PageSpool,
     Spool,
-    check_folder,
-    check_only_results_replaced,
-    check_outputs,
     check_pages,
     class_colours,
     plan_files,
@@ -54,6 +51,7 @@ from ipucnn.runs.images.segmentation import (
     SegmentedImage,
     class_probabilities,
 )
+from ipucnn.runs.overwriting import check_only_results_replaced, check_output_folder, check_outputs
 from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.requests import InferRequest
 from ipucnn.runs.sources import weight_inputs
@@ -305,7 +303,7 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
         DataError: no readable image at all, or weights that do not fit.
     """
     yield Began(LOADING)
-    check_folder(folder)
+    check_output_folder(folder)
     trained, found = _open(request, (("--contact-sheet", request.contact_sheet, (".png",)),))
     _check_no_training_folder(trained.config, folder)
     network = PatchwiseNetwork(trained, request.patch_size, request.verbose, request.test_time_augmentation)

@@ -53,9 +53,10 @@ from ipucnn.runs.folder import (
     is_unfinished,
     numbered_run_dirs,
 )
+from ipucnn.runs.overwriting import check_replaceable
 from ipucnn.runs.records import Folds, Report, plain
 from ipucnn.sessions.role import Role
-from ipucnn.text import printable, quoted
+from ipucnn.text import quoted
 from ipucnn.training.program import BuiltProgram
 
 Arrays = Mapping[str, np.ndarray]
@@ -84,43 +85,6 @@ class _Locks:
 
     def __del__(self) -> None:
         self.release()
-
-
-def check_replaceable(
-    path: Path,
-    foreign: Iterable[str],
-    mark: str,
-    what: str,
-    overwrite: bool,
-    flag: str = "--run-dir",
-    continues: str = "",
-) -> None:
-    """Refuses a folder to write that has files of something else, or that ``--overwrite`` would have to replace.
-
-    Args:
-        path: the folder; it is free if it is absent or empty.
-        foreign: the files in it that such a folder never has.
-        mark: the file that every such folder has.
-        what: the folder in words, for messages.
-        overwrite: whether such a folder may be replaced.
-        flag: the option that names the folder.
-        continues: the other way to go on with such a folder, for the hint.
-
-    Raises:
-        ConfigurationError: it is not free, and not such a folder, or not to be replaced.
-    """
-    if not path.exists() or not entries(path):
-        return
-    stray = next((printable(name) for name in foreign), None)
-    if not (path / mark).is_file() or (stray is not None and overwrite):
-        holds = "" if stray is None else f": it holds {stray}"
-        raise ConfigurationError(
-            f"{path} is not (only) {what}{holds}; not overwritten", f"choose another {flag}"
-        )
-    if not overwrite:
-        ways = [continues, "" if stray is not None else f"--overwrite replaces {path}"]
-        hint = "; or ".join([*filter(None, [", ".join(filter(None, ways))]), f"use another {flag}"])
-        raise ConfigurationError(f"{path} already exists and is {what}", hint)
 
 
 def open_writer(role: Role, path: Path, checkpoint_dir: Optional[Path] = None) -> "RunWriter":

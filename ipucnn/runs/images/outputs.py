@@ -5,9 +5,7 @@ not grow with the number of images.
 """
 
 import colorsys
-import contextlib
 import csv
-import itertools
 import json
 import os
 import tempfile
@@ -18,34 +16,21 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import numpy as np
 
-from ipucnn import filesystem
 from ipucnn.aliases import PillowImage, PlainDict
 from ipucnn.datasets.segmentation.masks import SHOWN_FIRST
-from ipucnn.errors import ConfigurationError, DataError
+from ipucnn.errors import DataError
 from ipucnn.filesystem import (
-    Kind,
-    check_makeable,
-    check_not_replaced,
-    is_written_to,
-    kind_of,
     make_folder,
-    open_regular,
-    real,
-    shown,
     write_atomically,
     write_output,
 )
 from ipucnn.runs.images.inputs import is_volume_name
 from ipucnn.runs.images.stacks import NO_STACK, Stack
-from ipucnn.text import quoted, size_text
+from ipucnn.runs.overwriting import SOFTWARE, check_images_kept
+from ipucnn.text import size_text
 
 TIFF_BYTES = 2**32 - 2**24
 """A TIFF's offsets have 32 bits; the headers and tables need far less than the difference."""
-SOFTWARE = "ipucnn"
-"""The text or tag "Software" of each picture that ``infer`` writes for masks: only such files are replaced."""
-_SOFTWARE_TAG = 305
-_PNG_HEAD = 4096
-"""Bytes at the beginning of a PNG that have its text; before it are at most a header and a palette."""
 HALF = 0.5
 """The threshold that chooses the more probable of two classes."""
 Colour = Tuple[int, int, int]
@@ -86,34 +71,6 @@ class Spool:
 
 PLOTS = (".png", ".pdf", ".svg")
 """Endings of pictures that matplotlib draws."""
-
-
-def check_outputs(
-    outputs: Iterable[Tuple[str, Optional[Path], Sequence[str]]], inputs: Iterable[Tuple[str, Path]]
-) -> None:
-    """Refuses output files that could not be written, before any work begins.
-
-    Args:
-        outputs: (flag, output file or None, legal extensions, compared without regard to case); devices, FIFOs and
-            streams need no extension.
-        inputs: (description, path) of files that are read and must not be replaced.
-
-    Raises:
-        ConfigurationError: another extension, a file that is also read, or the same file twice.
-        DataError: no folder, no permission, or a folder of that name.
-    """
-    outputs = list(outputs)
-    for option, path, extensions in outputs:
-        if path is None:
-            continue
-        has_ending = path.suffix.lower() in extensions or is_written_to(path)
-        if path.name in ("", ".", "..") or not has_ending:
-            raise ConfigurationError(
-                f"{option} {shown(path)}: the name must end in {', '.join(extensions)}",
-                f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
-            )
-        filesystem.check_output(path)
-    check_not_replaced([(option, path) for option, path, _ in outputs], inputs)
 
 
 def format_of(path: Path, extensions: Sequence[str]) -> str:
@@ -396,38 +353,6 @@ def png_options() -> Dict[str, Any]:
     return {"pnginfo": text}
 
 
-def _is_result(path: Path) -> bool:
-    """Returns whether ipucnn wrote a PNG or TIFF; false for other and for damaged files."""
-    import tifffile
-
-    with contextlib.suppress(Exception), open_regular(path) as file:
-        if path.suffix == ".png":
-            return f"tEXtSoftware\0{SOFTWARE}".encode() in file.read(_PNG_HEAD)
-        return bool(tifffile.TiffFile(file, name=path.name).pages[0].tags[_SOFTWARE_TAG].value == SOFTWARE)
-    return False
-
-
-def check_only_results_replaced(folder: Path, paths: Iterable[Path]) -> None:
-    """Refuses results in place of files that ipucnn did not write, such as masks that the user drew.
-
-    Args:
-        folder: the output folder.
-        paths: all files that will be written.
-
-    Raises:
-        ConfigurationError: a file of that name exists, and is no result.
-    """
-    for path in paths:
-        if kind_of(path) is not Kind.ABSENT and not _is_result(path):
-            beside = "predicted" if folder.name in ("", "..") else f"{folder}-predicted"
-            names = (beside + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
-            unused = next(Path(name) for name in names if kind_of(Path(name)) is Kind.ABSENT)
-            raise ConfigurationError(
-                f"--output {shown(folder)}: {shown(path)} does not say that ipucnn wrote it, and would be replaced",
-                f"--output {quoted(unused)}, or move the file away",
-            )
-
-
 def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
     """Refuses volumes whose probabilities exceed the size of a TIFF.
 
@@ -439,20 +364,6 @@ def check_pages(sizes: Sequence[Tuple[int, int]], name: str) -> None:
         raise DataError(
             f"image {name}: its probabilities would take {size_text(num_bytes)}, and a TIFF holds 4 GiB",
             "cut the volume into several",
-        )
-
-
-def check_folder(folder: Path) -> None:
-    """Refuses an output folder that could not be written to, before any work begins.
-
-    Raises:
-        DataError: a file of that name, a missing parent folder, or no permission.
-    """
-    check_makeable(folder)
-    parent = folder.absolute().parent
-    if not parent.is_dir():
-        raise DataError(
-            f"--output {folder}: folder {parent} does not exist", "make the folder, or choose another"
         )
 
 
@@ -470,16 +381,11 @@ def plan_files(
     places = [os.path.abspath(path) for path in paths]
     base = os.path.commonpath([os.path.dirname(place) for place in places])
     stems = [os.path.splitext(os.path.relpath(place, base))[0] for place in places]
-    files, images = [], {os.path.realpath(place) for place in places}
+    files = []
     for place, stem in zip(places, stems):
         # Some file systems ignore case.
         twins = sum(other.lower() == stem.lower() for other in stems)
         name = stem if twins == 1 else os.path.relpath(place, base)
         files.append(MaskFiles(folder, name, is_volume_name(place), with_overlay, num_classes))
-        for path in files[-1].paths.values():
-            if str(real(path)) in images:
-                raise ConfigurationError(
-                    f"--output {folder}: {path} is one of the images, and would be replaced",
-                    "choose another folder",
-                )
+    check_images_kept(folder, [path for file in files for path in file.paths.values()], paths)
     return files
