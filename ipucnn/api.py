@@ -187,6 +187,10 @@ class Run:
                 f"{self._trained.record.name} segments images, and predict() gives one answer for each",
                 "write masks with: ipucnn infer RUN IMAGE --output masks",
             )
+        if isinstance(images, np.ma.MaskedArray):
+            raise DataError(
+                "the images are a masked array, and networks see all pixels", "fill it: images.filled(0)"
+            )
         if hasattr(images, "__array__") and not hasattr(images, "convert"):
             images = np.asarray(images)  # a tensor; images of Pillow are converted by their mode
         if isinstance(images, np.ndarray):
@@ -237,7 +241,10 @@ class Run:
                 return pixels_for_evaluation(image, "image", info, input_shape)
             except (OSError, ValueError) as error:  # a closed or damaged file behind it
                 raise DataError(f"an image of Pillow cannot be read: {error}", "open it again") from error
-        pixels = np.asarray(image)
+        try:
+            pixels = np.asarray(image)
+        except ValueError:  # a pair of an image and a label
+            pixels = np.empty(0, object)
         pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
         if (
             pixels.dtype != np.uint8

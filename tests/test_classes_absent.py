@@ -159,12 +159,30 @@ def test_other_masks_need_names_for_their_numbers(values, names, error):
 
 
 @pytest.mark.parametrize(
-    "names", [{"ant", "bee"}, frozenset(("ant", "bee")), {0: "ant", 1: "bee"}, {"bee": 1, "ant": 0}, "ab", 2]
+    "names",
+    [
+        *({"ant", "bee"}, frozenset(("ant", "bee")), {0: "ant", 1: "bee"}, {"bee": 1, "ant": 0}, "ab", 2),
+        # Weights or labels of samples in place of names.
+        *(
+            np.ones(8),
+            np.arange(8) % 2,
+            ["ant", "ant"],
+            [b"ant", b"bee"],
+            [float("nan")] * 2,
+            [IMAGES, IMAGES],
+        ),
+    ],
 )
 def test_names_of_classes_have_the_order_of_labels(names):
     """A set has another order in each process, and a dictionary may have any."""
     part = IMAGES, np.arange(8) % 2
-    check_raises(DataError, "wanted a list in the order of labels", "return", opened, (part, part, names))
+    check_raises(
+        DataError,
+        "wanted a list of different texts in the order of labels",
+        "return",
+        opened,
+        (part, part, names),
+    )
     for ordered in (["ant", "bee"], np.array(["ant", "bee"]), {"ant": 0, "bee": 1}.keys()):
         assert opened((part, part, ordered)).info.class_names == ("ant", "bee")
 

@@ -120,10 +120,12 @@ def test_examples_are_compatible_with_tensorflow():
     serialized = tf.train.Example(
         features=tf.train.Features(
             feature={
-                "image/class/label": feature(int64_list=tf.train.Int64List(value=[7, 8])),
+                "image/class/label": feature(int64_list=tf.train.Int64List(value=[7])),
                 "image/object/bbox/xmin": feature(float_list=tf.train.FloatList(value=[0.25, 0.5])),
-                "image/encoded": feature(bytes_list=tf.train.BytesList(value=[b"x" * 999, b"y"])),
+                "image/encoded": feature(bytes_list=tf.train.BytesList(value=[b"x" * 999])),
                 "image/class/text": feature(bytes_list=tf.train.BytesList(value=[])),
+                "two/labels": feature(int64_list=tf.train.Int64List(value=[7, 8])),
+                "two/images": feature(bytes_list=tf.train.BytesList(value=[b"x", b"y"])),
             }
         )
     ).SerializeToString()
@@ -132,6 +134,9 @@ def test_examples_are_compatible_with_tensorflow():
     for absent in ("image/class/text", "image/object/bbox/xmin", "nothing"):
         with pytest.raises(tfrecord.BadExample, match=f"lacks {absent}"):
             features_of(serialized, {absent: bytes})
+    for several, kind in (("two/labels", int), ("two/images", bytes)):
+        with pytest.raises(tfrecord.BadExample, match=f"several values of {several}"):
+            features_of(serialized, {several: kind})
 
 
 @given(st.binary(max_size=60))

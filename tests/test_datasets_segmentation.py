@@ -429,6 +429,19 @@ def test_palette_masks_match_tables_of_colours_and_of_numbers(tmp_path):
     check_raises(DataError, error, "", open_pairs, "imagemasks", tmp_path / "set")
 
 
+@pytest.mark.parametrize("first", ["empty", "another colour of class 2", "one class"])
+def test_the_colour_of_a_class_is_that_of_a_mask_that_has_it(tmp_path, first):
+    classes = several_classes(tmp_path, np.array([0, 1, 2], np.uint8))
+    (tmp_path / "classes.txt").write_text("0 sky\n1 tree\n2 soil\n")
+    classes[0] = {"empty": 0 * classes[0], "one class": 0 * classes[0] + 1}.get(first, classes[0] % 2)
+    for i, mask in enumerate(classes):
+        indexed = Image.fromarray(mask.astype(np.uint8)).convert("P")
+        indexed.putpalette([9, 9, 9, 255, 0, 0, 1, 2, 3] if i else [9, 9, 9, 255, 0, 0, 9, 9, 9])
+        indexed.save(tmp_path / "masks" / f"{i}.png")
+    source = open_pairs("imagemasks", tmp_path)
+    assert source.info.class_colours == ((9, 9, 9), (255, 0, 0), (1, 2, 3))
+
+
 def test_pairs_in_parts(tmp_path):
     train, _ = make_pairs(tmp_path / "train", 3)
     make_pairs(tmp_path / "val", 2)

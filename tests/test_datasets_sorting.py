@@ -186,6 +186,22 @@ def test_files_that_words_do_not_tell_apart_are_no_pairs():
     assert "sorting masks" not in refused("set", "segmentation")
 
 
+def test_a_column_of_a_table_says_the_parts():
+    for k in range(10):
+        photo(f"set/photos/{k}.png")
+    parts = ["train"] * 6 + ["valid", "valid", "test", "test"]
+    write(
+        "set/t.csv",
+        "file,fold,label,split",
+        *(f"{k}.png,{k % 5},{'ab'[k % 2]},{parts[k]}" for k in range(10)),
+    )
+    assert "in the parts of its column split:" in refused("set", "classification")
+    source = followed("set", "classification")
+    assert (len(source.train), len(source.eval)) == (6, 2)
+    write("set/t.csv", "file,fold", *(f"{k}.png,{k % 5}" for k in range(10)))
+    assert "sorting" not in refused("set", "classification")
+
+
 def test_what_a_table_leaves_out_is_said():
     """Images without a row or a class, quoted cells, and a mark of UTF-8; files of one name in two folders go apart."""
     for k in range(12):

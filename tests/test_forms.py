@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -754,6 +755,107 @@ def test_a_jpeg_whose_scan_ends_early_is_damaged(kind, pixels):
         cut = data[: start + int(share * (len(data) - start))].rstrip(b"\xff") + b"\xff\xd9"
         error = refusal_of(lambda cut=cut: forms.open_image(cut, "image form.x", 3, strict=True), "")
         assert error.code == "truncated"
+
+
+def test_a_jpeg_with_zeros_in_place_of_its_scan_is_damaged():
+    """A download that reserves its space: the rest of the file, or a part of it, is zeros, which decode."""
+    for kind, options in JPEGS.items():
+        mode = options.get("mode", "RGB")
+        words = {"quality": 90, **{name: value for name, value in options.items() if name != "mode"}}
+        data = encode(Image.fromarray(NOISE).convert(mode), "JPEG", **words)
+        middle = (data.index(b"\xff\xda") + len(data)) // 2
+        rest = len(data) - middle
+        files = [data[:middle] + bytes(rest)]
+        if kind != "progressive":
+            files.append(data[:middle] + bytes(400) + data[middle + 400 :])
+        for cut in files:
+            error = refusal_of(lambda cut=cut: forms.open_image(cut, "image form.x", 3, strict=True), "")
+            assert error.code == "truncated"
+
+
+def test_constant_jpegs_of_zero_bits_are_whole():
+    """Tables that are made for a constant image have a code of one zero for its only symbol."""
+    for optimize in (False, True):
+        for mode in ("L", "RGB"):
+            data = encode(Image.new(mode, (3000, 2000)), "JPEG", optimize=optimize)
+            assert not np.asarray(forms.open_image(data, "image form.x", 3, strict=True)).any()
+
+
+@pytest.mark.parametrize("is_interlaced", [False, True])
+def test_a_png_that_lacks_rows_is_damaged(is_interlaced):
+    """Its chunks, their checksums and the stream of its rows are whole."""
+
+    def png(rows, width, height):
+        head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, is_interlaced)
+        parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+            for kind, part in parts
+        )
+
+    passes = [(1, 1), (1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4)] if is_interlaced else [(8, 8)]
+    rows = b"".join(b"\0" + b"\x09" * width for width, height in passes for _ in range(height))
+    assert (np.asarray(forms.open_image(png(rows, 8, 8), "image form.x", 1)) == 9).all()
+    black = np.asarray(forms.open_image(png(bytes(len(rows)), 8, 8), "image form.x", 1))
+    assert not black.any()
+    for cut in (rows[:-9], rows[: len(rows) // 2]):
+        error = refusal_of(lambda cut=cut: forms.open_image(png(cut, 8, 8), "image form.x", 1), "truncated")
+        assert error.code == "truncated"
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("greys", [(0, 255), (255, 0), (0, 1), (7, 9), tuple(range(16)), (0, 255, 128)])
+def test_numbers_of_a_bmp_with_few_greys(bits, greys):
+    if len(greys) > 2**bits:
+        return
+    numbers = np.random.RandomState(2).randint(0, len(greys), (5, 8))
+    rows = [np.packbits(np.unpackbits(row.astype(np.uint8)[:, None], axis=1)[:, -bits:]) for row in numbers]
+    pixels = b"".join(row.tobytes() + bytes(-len(row) % 4) for row in rows[::-1])
+    table = b"".join(bytes([grey] * 3 + [0]) for grey in greys)
+    start = 54 + len(table)
+    head = struct.pack("<IiiHHIIiiII", 40, 8, 5, 1, bits, 0, len(pixels), 0, 0, len(greys), 0)
+    data = b"BM" + struct.pack("<IHHI", start + len(pixels), 0, 0, start) + head + table + pixels
+    np.testing.assert_array_equal(
+        np.asarray(forms.open_image(data, "image form.x", 1)), np.array(greys)[numbers]
+    )
+    with forms.opened(data, "mask form.x") as file:
+        mask = forms.mask_numbers(file.page(), "mask form.x").numbers
+    # Single bits of black and white are 0 and 255, whatever the format.
+    stored = numbers * (255 if bits == 1 and greys == (0, 255) else 1)
+    np.testing.assert_array_equal(mask, stored)
+    packed = data[:30] + b"\1" + data[31:]
+    refusal_of(lambda: forms.open_image(packed, "image form.x", 1), "run lengths")
+
+
+@pytest.mark.parametrize("compression", ["jpeg", "zstd", "webp", "jpeg2000", "lzw", "zlib"])
+def test_a_tiff_whose_coded_data_end_early_is_damaged(compression):
+    file = io.BytesIO()
+    tifffile.imwrite(file, NOISE, compression=compression, photometric="rgb")
+    data = file.getvalue()
+    with tifffile.TiffFile(io.BytesIO(data)) as read:
+        begin, count = read.pages[0].dataoffsets[-1], read.pages[0].databytecounts[-1]
+    assert np.asarray(forms.open_image(data, "image form.x", 3)).shape == NOISE.shape
+    kept = begin + count // 2
+    refusal_of(
+        lambda: forms.open_image(
+            data[:kept] + bytes(begin + count - kept) + data[begin + count :], "image form.x", 3
+        ),
+        "cannot be decoded",
+    )
+    if begin + count == len(data):
+        refusal_of(lambda: forms.open_image(data[:kept], "image form.x", 3), "cannot be decoded")
+
+
+def test_a_stack_without_its_last_pages_is_damaged():
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for k in range(6):
+            writer.write(NOISE[..., 0] + k, contiguous=False)
+    with tifffile.TiffFile(io.BytesIO(file.getvalue())) as read:
+        place = read.pages[4].offset
+    with forms.opened(file.getvalue(), "image form.x") as whole:
+        assert whole.num_pages == 6
+    refusal_of(lambda: forms.open_image(file.getvalue()[:place], "image form.x", 1), "last of its pages")
 
 
 @pytest.mark.parametrize("compression", ["raw", "tiff_adobe_deflate", "tiff_lzw"])

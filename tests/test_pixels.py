@@ -1,6 +1,7 @@
 """Images become network inputs in one way for arrays, files and exports; the script of an export does the same."""
 
 import json
+import struct
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -102,6 +103,17 @@ def test_the_script_of_an_export_makes_the_session_input(case, tmp_path):
         bound = 1e-3 if path.name in ("cmyk.jpg", "deep.png") else 1e-6
         assert np.abs(inputs - expected).max() <= bound * np.ptp(expected), path
     assert list(sentences(described))[-1]
+
+
+def test_the_script_refuses_a_bmp_that_pillow_misreads(tmp_path):
+    """Eight bits a pixel, and black and white in the palette: Pillow takes them for single bits."""
+    pixels = np.random.RandomState(1).randint(0, 2, (8, 8)).astype(np.uint8)
+    head = struct.pack("<IiiHHIIiiII", 40, 8, 8, 1, 8, 0, 64, 0, 0, 2, 0)
+    data = b"BM" + struct.pack("<IHHI", 126, 0, 0, 62) + head + bytes(4) + b"\xff\xff\xff\0"
+    (tmp_path / "x.bmp").write_bytes(data + pixels[::-1].tobytes())
+    form = describe_input(CASES["one size"], "images", "float32", None, False)
+    with pytest.raises(NotRead, match=r"BMP of this form is not read"):
+        network_input(tmp_path / "x.bmp", form=form)
 
 
 def test_networks_of_raw_pixels_get_whole_numbers(tmp_path):

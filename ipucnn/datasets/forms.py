@@ -20,13 +20,19 @@ import numpy as np
 from ipucnn.aliases import PillowImage, TiffPage
 from ipucnn.datasets.image_headers import (
     APP1,
+    HOLE,
+    bmp_grey_table,
     chunks,
+    has_hole,
     is_jpeg,
     is_png,
+    is_run_length_bmp,
     is_tiff,
     is_webp,
     jpeg_coding,
     jpeg_segments,
+    png_rows_are_whole,
+    tiff_tables_are_whole,
     webp_first_frame,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
@@ -263,12 +269,30 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
             if marker & 0xF0 == 0xC0 and marker not in (0xC4, 0xC8, 0xCC) and part[:1] not in (b"", b"\x08"):
                 text = f"{origin} is a JPEG of {part[0]} bits per sample"
                 raise DataError(text, "save it as PNG or TIFF of 16 bits", "wrong-mode")
+        if strict and has_hole(data):
+            text = f"{origin} is damaged: zeros stand in place of a part of its scan"
+            raise DataError(text, "get the file again", "truncated")
         is_progressive, end = jpeg_coding(data) if strict else (False, None)
-        if end is not None and is_progressive:
+        if strict and end is None:  # a file that was not written to its end may have zeros there
+            data = data.rstrip(b"\0")
+        elif end is not None and is_progressive:
             same = data[:end] + FILLER + data[end : end + 2]
         elif end is not None:
             data = data[:end] + FILLER[:FEW]
-    return _PillowFile(pillow().open(io.BytesIO(data), formats=FORMATS), origin, data, same)
+    if is_run_length_bmp(data):  # versions of Pillow differ
+        text = f"{origin} is a BMP that is compressed by run lengths"
+        raise DataError(text, "save it as PNG", "wrong-mode")
+    place = bmp_grey_table(data)
+    if place is not None:
+        data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    image = pillow().open(io.BytesIO(data), formats=FORMATS)
+    return _PillowFile(image, origin, data, same, int(place is not None))
+
+
+def _has_black_row(image: PillowImage) -> bool:
+    """Returns whether one of the last two rows is 0 everywhere; the last pass of interlaced rows is every second."""
+    rows = np.asarray(image.crop((0, max(0, image.height - 2), *image.size)))
+    return not all(row.any() for row in rows)
 
 
 class _PillowFile(ImageFile):
@@ -279,10 +303,13 @@ class _PillowFile(ImageFile):
         origin: the image's name in messages.
         data: the file; empty for an image of a caller.
         same: a file that must decode to the same pixels; may be empty.
+        changed: the bits of the blue of the palette's second colour that are others in ``data`` than in the file.
     """
 
-    def __init__(self, image: PillowImage, origin: str, data: bytes = b"", same: bytes = b"") -> None:
-        self._image, self._data, self._same, self._origin = image, data, same, origin
+    def __init__(
+        self, image: PillowImage, origin: str, data: bytes = b"", same: bytes = b"", changed: int = 0
+    ) -> None:
+        self._image, self._data, self._same, self._origin, self._changed = image, data, same, origin, changed
         if image.mode not in _MODES:
             raise DataError(f"{origin} has pixels of mode {image.mode}", IMAGE_HINT, "wrong-mode")
         bits, colour, alpha = _MODES[image.mode]
@@ -331,6 +358,14 @@ class _PillowFile(ImageFile):
             np.asarray(image), np.asarray(pillow().open(io.BytesIO(self._same)))
         ):
             raise DataError(f"{self._origin} is damaged: its scan ends early", HINT, "truncated")
+        # Rows that a PNG lacks are black.
+        if is_png(self._data) and _has_black_row(image) and not png_rows_are_whole(self._data):
+            text = f"{self._origin} cannot be decoded: it is truncated, before its last row"
+            raise DataError(text, "get the file again", "truncated")
+        if self._changed:
+            palette = image.getpalette() or []
+            palette[5] ^= self._changed
+            image.putpalette(palette)
         if form.colour == PALETTE:
             form = form._replace(palette=np.reshape(image.getpalette() or [], (-1, 3)).astype(np.uint8))
         if self._frame is not None and not number:
@@ -370,7 +405,7 @@ class _PnmFile(ImageFile):
         dtype = np.dtype("u1" if most < 256 else ">u2")
         if self._header[1] in b"23":
             words = re.sub(rb"#.*", b"", self._data).split()[:count]
-            samples: np.ndarray = np.array(words, "S6").astype(np.int64)
+            samples: np.ndarray = np.array(words).astype(np.int64)
         else:
             samples = np.frombuffer(self._data[: count * dtype.itemsize], dtype)
         if len(samples) < count or not 0 < most <= LARGEST_VALUE or int(samples.max()) > most:
@@ -440,6 +475,8 @@ _ALPHAS = {1: PREMULTIPLIED, 2: ALPHA}
 _YCBCR, _JPEG = 6, 7
 _BY_PILLOW = (2, 3, 4, 6)
 """Compressions that tifffile does not read on every version of Python: those of fax, and JPEG of TIFF's version 6."""
+_OF_BYTES = (1, 2, 3, 4, 5, 32773)
+"""Compressions whose data may end in many zeros: none, those of fax, LZW and PackBits; their decoders notice an end."""
 _NO_PAGE = 1 | 4
 """Bits of the tag NewSubfileType: reduced resolution, and transparency mask."""
 _NO_ORDER = "CQI"
@@ -464,6 +501,9 @@ class _TiffFile(ImageFile):
 
         logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # damage becomes an error
         self._data, self._origin, self._max_pixels = data, origin, max_pixels
+        if not tiff_tables_are_whole(data):
+            text = f"{origin} cannot be decoded: it is truncated, without the last of its pages"
+            raise DataError(text, "get the file again", "truncated")
         file = tifffile.TiffFile(io.BytesIO(data), _multifile=False)  # OME may name other files
         every = list(file.pages)
         self._pages = [page for page in every if not page.subfiletype & _NO_PAGE] or every
@@ -547,6 +587,7 @@ class _TiffFile(ImageFile):
         is_ycbcr = int(page.photometric) == _YCBCR and int(page.compression) != _JPEG
         if int(page.compression) in _BY_PILLOW or (is_ycbcr and page.is_subsampled):
             return self._by_pillow(page, number, form)
+        self._check_coded(page, origin)
         samples = self._samples(page, number)
         if page.axes == "SYX":
             samples = np.moveaxis(samples, 0, -1)
@@ -573,6 +614,15 @@ class _TiffFile(ImageFile):
         return Page(
             form, None, numbers, opacity, _has_data(page, samples[..., :bands]) if form.is_deep else None
         )
+
+    def _check_coded(self, page: TiffPage, origin: str) -> None:
+        """Refuses coded data that end early, which some decoders fill up.  Raises DataError."""
+        for begin, count in zip(page.dataoffsets, page.databytecounts):
+            part = self._data[begin : begin + count]
+            is_coded = int(page.compression) not in _OF_BYTES
+            if is_coded and (len(part) < count or part.endswith(HOLE)):
+                text = f"{origin} cannot be decoded: it is truncated, its coded data end early"
+                raise DataError(text, "get the file again", "truncated")
 
     def _samples(self, page: TiffPage, number: int) -> np.ndarray:
         """Returns the stored samples of a page, or of a plane of a volume behind one table."""

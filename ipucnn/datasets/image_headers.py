@@ -2,7 +2,8 @@
 
 import re
 import struct
-from typing import Iterator, Optional, Tuple
+import zlib
+from typing import Iterator, Optional, Set, Tuple
 
 
 def is_tiff(data: bytes) -> bool:
@@ -83,6 +84,111 @@ def jpeg_coding(data: bytes) -> Tuple[bool, Optional[int]]:
         if marker == _END:
             return is_progressive, begin - 2
     return is_progressive, None
+
+
+_TABLES, HOLE = 0xC4, bytes(64)
+
+
+def has_hole(data: bytes) -> bool:
+    """Returns whether bytes are missing in the coded data of a sequential JPEG: zeros in their place, which decode.
+
+    The first code of a table of a block's coefficients is all zeros.  Where it does not end a block, hundreds of zero
+    bits would be blocks in which each coefficient has this value, as no image has.
+    """
+    if HOLE not in data:
+        return False
+    begin, is_sequential, has_other = 0, False, False
+    for marker, start, end in _jpeg_places(data):
+        if marker == _TABLES:
+            while start + 17 < min(end, len(data)):
+                count = sum(data[start + 1 : start + 17])
+                has_other |= bool(data[start] >> 4 and data[start + 17 : start + 18] != b"\0")
+                start += 17 + count
+        is_sequential |= marker in (0xC0, 0xC1)
+        if marker in (SCAN, _END) and begin and HOLE in data[begin:start]:
+            return is_sequential and has_other
+        begin = end if marker == SCAN else begin
+    return begin > 0 and is_sequential and has_other and HOLE in data[begin:]
+
+
+def tiff_tables_are_whole(data: bytes) -> bool:
+    """Returns whether each table of a TIFF, and so each page, lies in the file: readers skip those beyond its end."""
+    order = "<" if data[:2] == b"II" else ">"
+    is_big = b"+" in data[2:4]
+    number, count, entry = ("Q", "Q", 20) if is_big else ("I", "H", 12)
+    place = 8 if is_big else 4
+    seen: Set[int] = set()
+    try:
+        (at,) = struct.unpack_from(order + number, data, place)
+        while at and at not in seen:
+            seen.add(at)
+            (entries,) = struct.unpack_from(order + count, data, at)
+            (at,) = struct.unpack_from(
+                order + number, data, at + struct.calcsize(order + count) + entries * entry
+            )
+    except struct.error:
+        return False
+    return True
+
+
+def png_rows_are_whole(data: bytes) -> bool:
+    """Returns whether a PNG has the data of all its rows; decoders leave the others black."""
+    width, height, depth, colour, _, _, is_interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    passes = [(0, 0, 1, 1)]
+    if is_interlaced:
+        passes = [
+            (0, 0, 8, 8),
+            (4, 0, 8, 8),
+            (0, 4, 4, 8),
+            (2, 0, 4, 4),
+            (0, 2, 2, 4),
+            (1, 0, 2, 2),
+            (0, 1, 1, 2),
+        ]
+    expected = 0
+    for left, top, across, down in passes:
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        expected += rows * (1 + (columns * bits + 7) // 8) if columns > 0 and rows > 0 else 0
+    reader, found = zlib.decompressobj(), 0
+    for kind, content, _ in chunks(data):
+        while kind == b"IDAT" and content and not reader.eof:
+            found += len(reader.decompress(content, _PIECE))
+            content = reader.unconsumed_tail
+    return found >= expected
+
+
+_PIECE = 2**20
+
+
+def bmp_grey_table(data: bytes) -> Optional[int]:
+    """Returns the place of the second colour of a BMP whose numbers versions of Pillow misread; None for others.
+
+    Pillow takes a table of black and white alone for single bits, and one of the first greys for 8, whatever the number
+    of bits of a pixel.
+    """
+    if data[:2] != b"BM" or len(data) < 54:
+        return None
+    (header,) = struct.unpack_from("<I", data, 14)
+    (bits,) = struct.unpack_from("<H", data, 24 if header == 12 else 28)
+    size = 3 if header == 12 else 4
+    count = struct.unpack_from("<I", data, 46)[0] if header >= 40 else 0
+    table = data[14 + header :][: size * (count or 2**bits)] if bits in (4, 8) else b""
+    colours = {table[at : at + 3] for at in range(0, len(table), size)}
+    is_misread = (
+        colours and len(table) // size in (2, 16) and all(len(set(colour)) == 1 for colour in colours)
+    )
+    return 14 + header + size if is_misread and (bits == 4 or len(table) == 2 * size) else None
+
+
+def is_run_length_bmp(data: bytes) -> bool:
+    """Returns whether a BMP is compressed by run lengths."""
+    return (
+        data[:2] == b"BM"
+        and len(data) >= 34
+        and struct.unpack_from("<I", data, 14)[0] >= 40
+        and data[30] in (1, 2)
+    )
 
 
 def webp_first_frame(data: bytes) -> Optional[Tuple[int, int, int, int]]:

@@ -25,7 +25,7 @@ from ipucnn.datasets.forms import (
     remarks_on,
 )
 from ipucnn.datasets.hashing import uniform
-from ipucnn.datasets.image_headers import plain_jpeg_size
+from ipucnn.datasets.image_headers import has_hole, plain_jpeg_size
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_pixels, decoding
 
 EVAL_MARGIN = 1.14
@@ -245,7 +245,8 @@ def _jpeg_crop(data: bytes, image_size: Tuple[int, int], box: Box, mirrored: boo
     Returns False if that fails; Pillow then reports the cause.  Decoding uses libjpeg's accurate transform, as Pillow
     does, so that both give the same pixels.
     """
-    if not data.endswith(_JPEG_END):  # truncated, perhaps below the box, where decoding would not notice
+    # Truncated or damaged, perhaps outside the box, where decoding would not notice.
+    if not data.endswith(_JPEG_END) or has_hole(data):
         return False
     left, right = _with_margin(box[0], box[2], image_size[0], out.shape[1], _UPSAMPLED)
     top, bottom = _with_margin(box[1], box[3], image_size[1], out.shape[0], 0)

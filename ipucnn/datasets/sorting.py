@@ -58,6 +58,8 @@ _LABELS = [
 ]
 _LABELS += ["grade", "level", "type", "severity", "classid", "labelid"]
 """Names of columns of classes."""
+_FOLD = re.compile(r"(k[-_]?)?folds?|splits?|groups?", re.IGNORECASE)
+"""Names of columns that divide images, but not into classes."""
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
 Copies = Dict[Path, List[Path]]
 """Place below the new folder -> the files below the old one that go there: several masks are joined."""
@@ -112,6 +114,7 @@ class _Table(NamedTuple):
         header: the names of its columns.
         columns: those that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
         rows: image below the folder -> its row.
+        part: the column that says the part of each image; "" without one.
         num_others: the number of rows without an image.
     """
 
@@ -119,6 +122,7 @@ class _Table(NamedTuple):
     header: List[str]
     columns: List[str]
     rows: Dict[Path, List[str]]
+    part: str
     num_others: int
 
     def classes(self, column: str) -> Dict[Path, str]:
@@ -198,7 +202,17 @@ def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
     _, column, found = fitting[0]
     read = {image: row for image, row in zip(found, body) if image is not None}
     columns = _label_columns(header, [*read.values()], column)
-    return _Table(path, header, columns, read, len(body) - len(read)) if columns else None
+    part = _part_column(header, [*read.values()])
+    return _Table(path, header, columns, read, part, len(body) - len(read)) if columns else None
+
+
+def _part_column(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns the first column that has nothing but parts of a set in it, of training and of another; or ""."""
+    for k, name in enumerate(header):
+        parts = {part_named(row[k]) for row in rows}
+        if {"train"} < parts <= {*_PARTS}:
+            return name
+    return ""
 
 
 def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> List[str]:
@@ -220,7 +234,8 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
         if not is_label and k in hot and len(hot) > 1:
             continue  # an image may have several of them
         most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
-        if 1 < len(values) <= most and all(map(_is_folder_name, values)):
+        is_fold = _FOLD.fullmatch(header[k]) is not None
+        if 1 < len(values) <= most and all(map(_is_folder_name, values)) and not is_fold:
             (labels if is_label else fitting).append(header[k])
         elif is_label:
             return []
@@ -269,7 +284,8 @@ def _classes_hint(folder: Path, files: _Files) -> str:
     alone = len(files.images) - len(
         {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
-    rest = f", without {counted(alone, 'image')} of which no class is known" if alone else ""
+    rest = f", in the parts of its column {printable(table.part)}" if table.part else ""
+    rest += f", without {counted(alone, 'image')} of which no class is known" if alone else ""
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return (
@@ -339,8 +355,14 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
             f"{shown(table)} has no column {printable(column)} with classes",
             f"take one of {', '.join(map(printable, found.columns))}",
         )
-    classes = found.classes(column)
-    return _placed(folder, {image: Path(label, "_".join(image.parts)) for image, label in classes.items()})
+    parts = dict.fromkeys(found.rows, "")
+    if found.part:
+        k = found.header.index(found.part)
+        parts = {image: _PARTS[str(part_named(row[k]))] for image, row in found.rows.items()}
+    classes = found.classes(column).items()
+    return _placed(
+        folder, {image: Path(parts[image], name, "_".join(image.parts)) for image, name in classes}
+    )
 
 
 # -- scattered pairs ------------------------------------------------------------------------------------------

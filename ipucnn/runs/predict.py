@@ -77,6 +77,12 @@ def opened_page(path: str, page: int) -> Any:
     is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
     if image.format == "GIF":  # the first frame may be smaller than the image
         is_read = image.tile[0][1] == (0, 0, *image.size)
+    if image.format == "BMP":
+        with open(path, "rb") as file:
+            head = file.read(34)
+        # Pillow takes pixels of 4 and 8 bits for single ones if there are two colours, and versions differ otherwise.
+        is_read = image.mode != "1" or head[28:30] == b"\1\0"
+        is_read = is_read and head[30:34] in (bytes(4), b"\3\0\0\0")
     if image.format == "WEBP":
         is_read = image.n_frames == 1
     if image.format == "PNG":

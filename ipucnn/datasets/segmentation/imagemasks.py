@@ -264,25 +264,33 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     return classes
 
 
-def class_colours(classes: MaskClasses, mask: Mask) -> Tuple[Tuple[int, int, int], ...]:
-    """Returns red, green and blue of each class, from the table or from the palette of one mask.
+def class_colours(classes: MaskClasses, masks: Collection[Mask]) -> Tuple[Tuple[int, int, int], ...]:
+    """Returns red, green and blue of each class, from the table or from the palettes of masks.
+
+    Each colour is that of the first mask that has the class: in the palettes of others it may mean nothing.
 
     Args:
         classes: the classes of the masks.
-        mask: one of the masks.
+        masks: all masks, in order.
 
     Returns:
         One colour per class; empty if masks are grey.
     """
-    palette = mask.form.palette
     if classes.colours:
         colours = [(value >> 16, value >> 8 & 255, value & 255) for value in classes.values]
-    else:
-        values = (0, int(mask.numbers.max())) if classes.any_other else classes.values
-        if palette is None or max(values) >= len(palette) or EVERY_OTHER in values:
+        return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
+    values = (0, max(int(mask.numbers.max()) for mask in masks)) if classes.any_other else classes.values
+    palettes = [(mask.numbers, mask.form.palette) for mask in masks if mask.form.palette is not None]
+    if EVERY_OTHER in values or len(palettes) < len(masks):
+        return ()
+    found = []
+    for value in values:
+        known = [(numbers, palette) for numbers, palette in palettes if value < len(palette)]
+        if not known:
             return ()
-        colours = [tuple(palette[value].tolist()) for value in values]
-    return tuple(colours) if any(len(set(colour)) > 1 for colour in colours) else ()
+        has_it = (palette for numbers, palette in known if (numbers == value).any())
+        found.append(tuple(next(has_it, known[0][1])[value].tolist()))
+    return tuple(found) if any(len(set(colour)) > 1 for colour in found) else ()
 
 
 _Files = Dict[str, Path]
@@ -726,6 +734,6 @@ def open_pairs(
         decoded=True,
         patchwise=True,
         own_split=found.is_undivided,
-        class_colours=class_colours(classes, stored[pairs[0]]),
+        class_colours=class_colours(classes, [stored[pair] for pair in pairs]),
         mask_values=() if classes.colours or EVERY_OTHER in values else values,
     )

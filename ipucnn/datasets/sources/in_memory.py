@@ -164,10 +164,12 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     with contextlib.suppress(TypeError):  # not iterable
         # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
         is_ordered = not isinstance(given, (str, AbstractSet, Mapping)) or isinstance(given, KeysView)
-        names = [str(class_name) for class_name in given] if is_ordered else []
+        names = [_class_name(name) for name in given] if is_ordered else []
+    if len(set(names)) < len(names) or "" in names:
+        names = []
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}"
-        raise DataError(f"{text}, wanted a list in the order of labels", _HINT)
+        raise DataError(f"{text}, wanted a list of different texts in the order of labels", _HINT)
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
     source = data_source(
@@ -184,6 +186,12 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         warnings = (*source.info.warnings, *notes_on_classes(classes, is_named, _ONE_CLASS))
         source = replace(source, info=replace(source.info, warnings=warnings))
     return source
+
+
+def _class_name(name: object) -> str:
+    """Returns a text or a whole number as text; "" for everything else, which is no name."""
+    is_number = isinstance(name, (int, np.integer)) and not isinstance(name, bool)
+    return str(name) if is_number or isinstance(name, str) else ""
 
 
 def _length(names: object) -> int:

@@ -279,7 +279,7 @@ def make_record(path: str, label: int, class_name: str, max_pixels: int) -> Tupl
         if not is_kept:
             picture, packed = displayed(page, origin, 3), io.BytesIO()
             width, height = picture.size
-            picture.save(packed, "JPEG", quality=QUALITY)
+            picture.save(packed, "JPEG", quality=QUALITY, subsampling=0)  # colours of each pixel
             data = packed.getvalue()
     features: Dict[str, Feature] = {
         ENCODED: data,

@@ -11,7 +11,7 @@ Example{1: Features{1: map entries{1: name, 2: Feature{1: BytesList, 2: FloatLis
 import os
 import struct
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import google_crc32c
 
@@ -96,7 +96,7 @@ def read_record(path: str, number: int, at: int) -> bytes:
 
 
 def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> Dict[str, Feature]:
-    """Reads the first value of each named feature from the Example in a record; see :func:`read_record`.
+    """Reads the value of each named feature from the Example in a record; see :func:`read_record`.
 
     Args:
         path, number, at: the record's file, its number from 0, and the byte at which it begins.
@@ -195,7 +195,7 @@ def _fields(read: Read, at: int, end: int) -> Iterator[Tuple[int, int, int]]:
 
 
 def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[str, Feature]:
-    """Reads the first value of each named feature of an Example, and skips the rest of the message.
+    """Reads the value of each named feature of an Example, and skips the rest of the message.
 
     Args:
         read: function that reads bytes of the message.
@@ -203,7 +203,7 @@ def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[st
         names: names of the features, with their type, ``bytes`` or ``int``.
 
     Raises:
-        BadExample: the message is no Example, or a feature is absent, empty or of another type.
+        BadExample: the message is no Example, or a feature is absent, empty, of several values or of another type.
     """
     values: Dict[str, Feature] = {}
     for number, begin, end in _fields(read, 0, length):
@@ -217,7 +217,7 @@ def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[st
                 elif part == 2:
                     feature = part_begin, part_end
             if name in names and feature is not None:
-                value = _first_value(read, *feature)
+                value = _only_value(read, name, *feature)
                 if value is not None and isinstance(value, names[name]):
                     values[name] = value
                 if len(values) == len(names):
@@ -228,15 +228,20 @@ def read_features(read: Read, length: int, names: Mapping[str, type]) -> Dict[st
     return values
 
 
-def _first_value(read: Read, begin: int, end: int) -> Optional[Feature]:
+def _only_value(read: Read, name: str, begin: int, end: int) -> Optional[Feature]:
+    values: List[Feature] = []
     for kind, list_begin, list_end in _fields(read, begin, end):
         for number, at, value_end in _fields(read, list_begin, list_end):
             if number == 1 and kind == 1:
-                return read(at, value_end - at)
-            if number == 1 and kind == 3 and at < value_end:
-                value = _varint(read, at)[0]
-                return value - 2**64 if value >= 2**63 else value
-    return None
+                values.append(read(at, value_end - at))
+            while (
+                number == 1 and kind == 3 and at < value_end and len(values) < 2
+            ):  # packed numbers, or a plain one
+                value, at = _varint(read, at)
+                values.append(value - 2**64 if value >= 2**63 else value)
+            if len(values) > 1:
+                raise BadExample(f"it has several values of {name}")
+    return values[0] if values else None
 
 
 def features_of(data: bytes, names: Mapping[str, type]) -> Dict[str, Feature]:

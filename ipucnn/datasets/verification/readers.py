@@ -249,8 +249,8 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
         survey.find("void-class", None, printable(name))
     for values in unnamed_values(classes, table is not None):
         survey.find("unnamed-classes", None, values)
-    for mask in list(stored.values())[:1]:
-        survey.class_colours = imagemasks.class_colours(classes, mask)
+    if stored:
+        survey.class_colours = imagemasks.class_colours(classes, stored.values())
     return {
         subset: _pairs_samples(survey, found, classes, of_part)
         for subset in (TRAIN, EVAL)
