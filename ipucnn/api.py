@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -426,20 +427,32 @@ def plan(
         model: a network of ``ipucnn models``, or a file that holds one.
         stages: number of pipeline stages; None searches for the best use of the IPUs.
         system: the system to plan for; None for the smallest POD.
-        options: options of ``ipucnn plan-splits``, by name.
+        options: options of ``ipucnn plan-splits``, by name, but for those that write files.
 
     Raises:
         UserError: as for the command; ``InfeasibleError`` if no plan fits.
     """
+    from ipucnn.commands.plan_splits import PlanSplits
+    from ipucnn.commands.rules import PLAN_SPLITS_RULES
+    from ipucnn.config.command import read_options
+    from ipucnn.config.rules import check_rules
     from ipucnn.planning.plan import check_not_fitting, make_plan
     from ipucnn.planning.question import make_question
     from ipucnn.sessions.host.environment import import_tensorflow
 
+    of_plans = {name: _plain(options.pop(name)) for name in _OF_PLANS if name in options}
+    typed = read_options(PlanSplits, "plan-splits", {n: v for n, v in of_plans.items() if v is not None})
     resolved = _request("plan-splits", model, options).resolve()
-    question = make_question(resolved, stages=stages, system=system)
-    best_plan = show(make_plan(question, [], import_tensorflow))
+    check_rules(PLAN_SPLITS_RULES, replace(typed, stages=stages), resolved.origins)
+    given = {name: getattr(typed, name) for name in _OF_PLANS if name != "compare"}
+    question = make_question(resolved, stages=stages, system=system, **given)
+    best_plan = show(make_plan(question, list(typed.compare), import_tensorflow))
     check_not_fitting(best_plan, question)
     return best_plan
+
+
+_OF_PLANS = ("row", "classes", "recomputation", "inference", "compare", "stage_proportions")
+"""Options of ``plan-splits`` itself besides the parameters of :func:`plan`."""
 
 
 class Training:
@@ -546,7 +559,7 @@ def _request(command: str, model: str, options: Mapping[str, PlainValue]) -> Run
     from ipucnn.planning.pipeline_plan import read_plan
 
     recipe, file = options.get("config"), options.get("config_path")
-    of_command = ("stages", "system") if command == "plan-splits" else ()
+    of_command = ("stages", "system", *_OF_PLANS) if command == "plan-splits" else ()
     return RunRequest(
         command,
         _flags(

@@ -141,6 +141,8 @@ REFUSED = [
     (2, lambda run: ipucnn.plan("resnet18", stages=2.5), "stages 2.5", ""),
     (2, lambda run: ipucnn.plan("resnet18", system=5), "system is of type int", ""),
     (2, lambda run: ipucnn.plan("resnet18", micro_batch_size=[4]), "must be a whole number", ""),
+    (2, lambda run: ipucnn.plan("resnet18", row=0), "--row 0", ""),
+    (2, lambda run: ipucnn.plan("resnet18", stages=2, row=2), "--row", ""),
     (2, lambda run: ipucnn.plan("resnet50", stage=4), "`ipucnn plan-splits` has no option stage",
      "did you mean 'stages'"),
     (2, lambda run: ipucnn.plan("resnet50", sistem=4), "has no option sistem", "did you mean 'system'"),
@@ -203,6 +205,9 @@ def test_images_of_plugins_and_numbers_of_numpy_are_accepted(folder):
     # Two images are computed in another order than one on some versions of TensorFlow.
     both = loaded.predict(np.stack([transparent] * 2))
     np.testing.assert_allclose(both, np.repeat(expected, 2, axis=0), rtol=1e-5)
+    small = {"stages": 2, "classes": 7, "inference": True, "compare": ["equal-layers"]}
+    planned = ipucnn.plan("lenet", **small)
+    assert planned.num_classes == 7 and [one.name for one in planned.comparison]
     planned = ipucnn.plan("resnet18", stages=np.int64(2), dataset="cifar10", micro_batch_size=np.int64(4))
     assert planned.num_stages == 2 and planned.settings.micro_batch_size == 4
 

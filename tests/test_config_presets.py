@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from support.refusals import check_raises
 from support.scripts import load_script
 
 from ipucnn.config import presets
 from ipucnn.config.options import BY_KEY, find_spec
-from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets
+from ipucnn.config.presets import PresetFile, built_in_files, built_in_names, keys_in_presets, load_preset
 from ipucnn.config.resolve import resolve
+from ipucnn.errors import ConfigurationError
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs.extract import layer_graph
@@ -56,6 +58,22 @@ OF_CIFAR10 = {"dataset": "cifar10", "model_name": "toy_model", "precision": "16.
 def test_public_layout_loads_unchanged(name, expected):
     values = PresetFile(PUBLIC_STYLE.read_text(), "configs.yml").get(name).values
     assert {key: values[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("m:\n  epochs: 4\n  num-epochs: 5\n", 3),
+        ("m:\n  micro-batch-size: 4\n  micro_batch_size: 4\n", 3),
+        ("b: &b\n  epochs: 4\nm:\n  <<: *b\n  model: lenet\n  model-name: resnet18\n", 6),
+    ],
+)
+def test_two_spellings_of_an_option_are_an_error(tmp_path, text, line):
+    path = tmp_path / "mine.yml"
+    path.write_text(text)
+    check_raises(ConfigurationError, f"line {line}", "keep one", load_preset, "m", path)
+    path.write_text("b: &b\n  epochs: 4\nm:\n  <<: *b\n  num-epochs: 5\n")
+    assert load_preset("m", path).values == {"num_epochs": 5}
 
 
 def test_presets_do_not_affect_each_other():

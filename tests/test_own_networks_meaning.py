@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from light_training import train_lightly
 from support.data_sets import write_class_folders
-from support.own_networks import TRAIN, built, network, write
+from support.own_networks import TRAIN, built, network, weights_of, write
 from support.refusals import Refusal, check_refused
 from tensorflow import keras
 
@@ -16,6 +16,7 @@ from ipucnn.compat import KERAS_3
 from ipucnn.config.options import BY_NAME
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
+from ipucnn.models.names import penalties
 from ipucnn.models.own import model_in_file
 from ipucnn.python_files import find_function
 
@@ -46,6 +47,93 @@ def test_a_frozen_model_called_without_training_has_no_dropout():
     assert (
         is_off == ("dropout called with training=False is off" in " ".join(record.own.notes)) == (not KERAS_3)
     )
+
+
+PENALISED = """
+from tensorflow import keras
+class Mine(keras.layers.Layer):
+    def __init__(self, units, w_regularizer=None, name_of_weight="w", **options):
+        super().__init__(**options)
+        self.units, self.name_of_weight = units, name_of_weight
+        self.w_regularizer = keras.regularizers.get(w_regularizer)
+    def build(self, shape):
+        self.w = self.add_weight(
+            name=self.name_of_weight, shape=(shape[-1], self.units), regularizer=self.w_regularizer
+        )
+        super().build(shape)
+    def call(self, x): return x @ self.w
+    def get_config(self):
+        return {**super().get_config(), "units": self.units, "name_of_weight": self.name_of_weight,
+                "w_regularizer": keras.regularizers.serialize(self.w_regularizer)}
+"""
+
+
+def test_regularizers_of_own_layers_are_those_of_the_weights_that_they_name():
+    line = "x = Mine(3, keras.regularizers.L2(0.5){})(images)"
+    _, model = built(network(line.format(""), imports=PENALISED))
+    assert list(penalties(model)) == ["mine/w"]
+    with pytest.raises(ConfigurationError, match=r"adds to the loss something else"):
+        built(network(line.format(", 'other'"), imports=PENALISED))
+
+
+DRAWN_TWICE = """
+from tensorflow import keras
+class Two(keras.layers.Layer):
+    def __init__(self, kernel_initializer="he_normal", w_initializer="large", **options):
+        super().__init__(**options)
+        self.kernel_initializer, self.w_initializer = kernel_initializer, w_initializer
+        self.one, self.other = (keras.layers.Dense(4, kernel_initializer=kernel_initializer) for _ in range(2))
+    def build(self, shape):
+        self.one.build(shape), self.other.build(shape)
+        super().build(shape)
+    def call(self, x): return self.one(x) * self.other(x)
+    def get_config(self):
+        return {**super().get_config(), "kernel_initializer": self.kernel_initializer,
+                "w_initializer": self.w_initializer}
+"""
+
+
+def test_weights_of_an_own_layer_are_drawn_apart_and_its_settings_are_its_own():
+    _, model = built(network("x = Two()(images)", imports=DRAWN_TWICE))
+    weights = weights_of(model)
+    assert not np.allclose(weights["two/kernel"], weights["two/kernel_1"])
+    _, again = built(network("x = Two()(images)", imports=DRAWN_TWICE))
+    for name, value in weights_of(again).items():
+        np.testing.assert_array_equal(value, weights[name])
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("options", ["trainable=False", "scale=False", "gamma_regularizer='l2'", ""])
+def test_batch_norms_that_another_norm_would_not_keep_are_refused(norm, options):
+    text = network(f"x = layers.BatchNormalization({options})(layers.Conv2D(4, 3)(images))")
+    if (norm, options) in (("group", "gamma_regularizer='l2'"), ("none", "scale=False")) or not options:
+        built(text, norm=norm)
+        return
+    with pytest.raises(ConfigurationError, match=r"which --norm-layer \w+ would not keep"):
+        built(text, norm=norm)
+
+
+def test_a_dense_layer_gets_the_bias_of_the_norm_that_is_removed():
+    text = network("x = layers.BatchNormalization()(layers.Dense(4, use_bias=False, name='d')(images))")
+    assert "d/bias" in weights_of(built(text, norm="none")[1])
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 records a layer")
+def test_relu_as_a_function_is_a_layer():
+    lines = ["x = keras.activations.relu(layers.Conv2D(3, 3)(images)){}"]
+    record, model = built(network(lines[0].format("")))
+    theirs = record.own.make((6, 6, 2), 3)
+    theirs.set_weights(model.get_weights())
+    values = np.float32(np.random.default_rng(0).normal(size=(4, 6, 6, 2)))
+    np.testing.assert_allclose(np.asarray(model(values)), np.asarray(theirs(values)), atol=1e-6)
+    assert [layer.__class__.__name__ for layer in model.layers][2] == "ReLU"
+
+
+def test_a_dropout_of_everything_gives_zeros_in_training():
+    _, model = built(network("x = layers.Dropout(1.0)(images)"))
+    values = np.ones((2, 6, 6, 2), np.float32)
+    head = model.get_layer("head")
+    np.testing.assert_allclose(np.asarray(model(values, training=True)), np.tile(head.bias.numpy(), (2, 1)))
 
 
 OWN = """

@@ -17,6 +17,7 @@ from support.workers import assert_same, launch, needs_mpi
 from tensorflow import keras
 
 import ipucnn
+from ipucnn.compat import KERAS_3
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
 from ipucnn.interrupts import Interrupted
@@ -208,6 +209,61 @@ def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, su
     assert "weights, an estimate: centre" in " ".join(err.split())
     program = json.loads(Path("planned/program.json").read_text())
     assert len(program["pipeline_splits"]) == 1
+
+
+CENTRED = """
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+class Centred(layers.Layer):
+    def call(self, x):
+        return x - keras.backend.mean(x, axis=0, keepdims=True)
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    return keras.Model(images, layers.Dense(num_classes)(Centred()(layers.Flatten()(images))))
+""".replace("keras.backend.mean", "keras.ops.mean" if KERAS_3 else "keras.backend.mean")
+
+
+def test_layers_that_mix_samples_are_evaluated_by_micro_batches(report):
+    data, name = write(OWN_DATA, "data.py").replace("build", "load"), write(CENTRED)
+    given = ("--dataset", data)
+    size = ("--num-epochs", 1, "--seed", 1, "--micro-batch-size", 4, "--normalise", "unit")
+    report("train", name, *given, *size, "--run-dir", "centred")
+    kernel, bias = sorted(last("centred").weights.values(), key=np.ndim, reverse=True)
+    _, (images, labels) = find_function(data, "load")()
+    for size in (1, 2, 8):
+        batches = images.reshape(64 // size, size, -1) / 255
+        logits = (batches - batches.mean(axis=1, keepdims=True)).reshape(64, -1) @ kernel + bias
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        micro_batches = ("--model-name", name, "--validation-micro-batch-size", size)
+        loss = report("evaluate", "centred", *given, *micro_batches)["measured"]["loss"]
+        assert loss == pytest.approx(-np.log(shares[np.arange(64), labels]).mean(), rel=1e-4), size
+
+
+PRODUCT = """
+class {0}(layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(64, 256))
+        super().build(shape)
+
+    def call(self, x):
+        return tf.reshape(x, (-1, 64)) @ self.w
+
+
+def build(input_shape"""
+
+
+def test_a_class_that_is_called_flatten_is_planned_as_one_of_its_own(report):
+    """A matrix product, whose multiplications are counted by its weights."""
+    plans = []
+    for name in ("Flatten", "Mix"):
+        text = network(f"x = {name}()(images)").replace("def build(input_shape", PRODUCT.format(name), 1)
+        size = ("--dataset", "digits", "--stages", 2, "--micro-batch-size", 16)
+        plans.append(report("plan-splits", write(text), *size)["predicted_images_per_s"])
+    assert plans[0] == plans[1]
 
 
 def test_assumptions_without_a_data_set_are_printed_before_the_build(short_benchmarks, run, succeeds):

@@ -68,7 +68,12 @@ SHARED_BLOCK = ["b = keras.Sequential([keras.Input((6, 6, 2)), layers.Conv2D(2, 
                 "    layers.LayerNormalization(), layers.Activation('gelu')], name='block')",
                 "x = b(b(images))"]  # fmt: skip
 UPDATES, SIZE, STEPS, RATE = 10, 3, 4, 0.02
-FUSED = {"residual": 4, "nested": 2, "mixing": 0}  # 0: the session's choice, which is one after the other
+FUSED = {
+    "residual": 4,
+    "nested": 2,
+    "mixing": 0,
+    "classes": 0,
+}  # 0: the session's choice, which is one after the other
 
 
 def file_of(lines):
@@ -150,6 +155,13 @@ def check_equal(trained, theirs, losses, expected, tolerance):
 def test_loss_and_weights_are_those_of_keras_after_10_weight_updates(case):
     """With any number of fused micro-batches; Keras computes them one after the other."""
     check_trained_as_by_keras(case, HostSession(CPU), SGD)
+
+
+def test_classes_that_are_called_as_those_of_keras_are_evaluated_as_by_keras():
+    model, theirs = start(find_network(write(OWN["classes"])))
+    images, _ = examples()
+    (logits,) = HostSession(CPU).predictor(model).predict([images[:12]])
+    np.testing.assert_allclose(logits, np.asarray(theirs(images[:12], training=False)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

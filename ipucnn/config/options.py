@@ -155,10 +155,21 @@ def entries_of(node: YamlNode, source: str) -> List[Entry]:
         ConfigurationError: for example a key given twice; the message has ``source`` and the line.
     """
     with documents.naming(source):
-        return [
+        entries = [
             Entry(key.value, documents.plain(value), documents.line_of(key))
             for key, value in documents.pairs(node)
         ]
+    lines = {documents.line_of(key) for key, _ in node.value}
+    first: Dict[str, Entry] = {}
+    for entry in entries:
+        spec = find_spec(entry.key)
+        other = first.setdefault(spec.name, entry) if spec is not None and entry.line in lines else entry
+        if other is not entry:
+            raise ConfigurationError(
+                f"{source}, line {entry.line}: '{entry.key}' is the option '{other.key}' of line {other.line}",
+                "keep one of the two",
+            )
+    return entries
 
 
 def convert(entries: List[Entry], source: str) -> Dict[str, Any]:

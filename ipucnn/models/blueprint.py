@@ -65,6 +65,11 @@ class Node:
         return "" if self.is_own else self.kind
 
     @property
+    def has_layer(self) -> bool:
+        """Whether a layer of the model whose configuration was read computes it, and no operation."""
+        return not self.is_operation and bool(self.place)
+
+    @property
     def constants(self) -> List[float]:
         """The numbers among an operation's arguments."""
         return [value for _, value in self.arguments if type(value) in (int, float)]

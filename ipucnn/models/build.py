@@ -213,6 +213,8 @@ def build_model(record: ModelRecord, options: BuildOptions) -> KerasModel:
     if record.own is None:
         strip_preprocessing(blueprint)
         remove_softmax(blueprint)
+    if norm != "batch" and record.own is not None:
+        editing.check_replaceable_norms(blueprint, norm)
     if norm == "batch":
         editing.set_batch_norm(
             blueprint, options.norm_momentum, options.norm_epsilon, options.norm_moves_once

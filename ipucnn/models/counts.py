@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Sequence
 
 from ipucnn.aliases import KerasLayer, KerasModel, TfVariable
-from ipucnn.models.keras_config import input_shape, num_calls, output_shape
+from ipucnn.models.keras_config import input_shape, num_calls, output_shape, stock_kind
 
 FILE = Path(__file__).with_name("counts.json")
 
@@ -72,7 +72,8 @@ def layer_macs(layer: KerasLayer) -> int:
 
     In a convolution each position of the output uses every number of the kernel once; kernels of grouped and depthwise
     convolutions are smaller by exactly the factor by which these compute less.  In a transposed convolution each
-    position of the input uses every number of the kernel once.
+    position of the input uses every number of the kernel once.  Of a user's own class, each number of a weight with
+    several dimensions is counted as in a convolution.
     """
     # A class that extends one of Keras, as for weight standardisation, has its kernel.
     known = [
@@ -89,6 +90,8 @@ def layer_macs(layer: KerasLayer) -> int:
         return (_size(weights[0]) + _size(weights[1])) * outputs
     if kind == "Conv2DTranspose":
         return _size(weights[0]) * sum(_spatial(input_shape(layer, call)) for call in range(num_calls(layer)))
+    if not stock_kind(layer):  # an estimate, which is said where the network is read
+        return sum(_size(weight) for weight in layer.trainable_weights if len(weight.shape) > 1) * outputs
     return 0
 
 

@@ -111,11 +111,36 @@ def set_batch_norm(
             )
 
 
-def remove_norm(blueprint: Blueprint) -> None:
-    """Removes every batch norm; if there were any, all convolutions get a bias, which the norms provided."""
-    norms = [s.name for s in blueprint.nodes if s.stock == "BatchNormalization"]
+def check_replaceable_norms(blueprint: Blueprint, norm: str) -> None:
+    """Refuses batch norms of a user's network with settings that another norm, or none, would not keep.
+
+    Raises:
+        ConfigurationError: there is one; the message names it.
+    """
     for node in blueprint.nodes:
-        if node.stock in CONVOLUTIONS and norms:
+        if node.stock != "BatchNormalization":
+            continue
+        config = node.config
+        kept = {
+            "frozen": not config.get("trainable", True),
+            "called with training=False": node.infers,
+            "without centre or scale": norm == "group" and not (config["center"] and config["scale"]),
+            "regularized": norm == "none" and bool(_norm_regularizers(config)),
+        }
+        words = [word for word, is_so in kept.items() if is_so]
+        if words:
+            raise ConfigurationError(
+                f"batch norm '{node.layer}' is {' and '.join(words)}, which --norm-layer {norm} would not keep",
+                "drop --norm-layer, or change the network",
+            )
+
+
+def remove_norm(blueprint: Blueprint) -> None:
+    """Removes every batch norm; if there were any, all layers with kernels get a bias, which the norms provided."""
+    norms = [s.name for s in blueprint.nodes if s.stock == "BatchNormalization"]
+    before = {name for norm in norms for name in blueprint[norm].inputs}
+    for node in blueprint.nodes:
+        if (node.stock in CONVOLUTIONS and norms) or (node.stock == "Dense" and node.name in before):
             node.config["use_bias"] = True
     blueprint.bypass(norms)
 
@@ -160,9 +185,12 @@ def use_grouped_convolutions(blueprint: Blueprint) -> None:
 
 
 def seed_weights(blueprint: Blueprint, seed: int) -> None:
-    """Gives each weight with random initial values its own generator."""
+    """Gives each weight of stock layers with random initial values its own generator.
+
+    A user's own layer may give one setting to several weights, or mean something else by it.
+    """
     for node in blueprint.nodes:
-        for key in [k for k in node.config if k.endswith("_initializer")]:
+        for key in [k for k in node.config if k.endswith("_initializer") and not node.is_own]:
             weight = key[: -len("_initializer")]
             node.config[key] = seeded(node.config[key], seed, f"{node.layer}/{weight}")
 

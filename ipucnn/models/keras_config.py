@@ -229,6 +229,8 @@ class _Reader:
         kind, is_operation = entry["class_name"], _is_operation(entry)
         is_stock = entry.get("registered_name") in (None, kind) and is_of_keras(entry.get("module", "keras"))
         operation, own_name = _operation(entry), name
+        if ".activations" in str(entry.get("module")) and is_stock:
+            place = ()  # keras.activations.relu is an operation with the name and the settings of a layer
         ranks = sorted(set(_ranks(entry["inbound_nodes"]))) if is_operation else []
         if len(ranks) > 1 and len(inputs) > 1:
             self._fail(
@@ -389,6 +391,15 @@ def _operation(entry: PlainDict) -> str:
 def is_of_keras(module: PlainValue) -> bool:
     """Whether a module is one of Keras or of TensorFlow."""
     return str(module).partition(".")[0] in ("keras", "tensorflow")
+
+
+def stock_kind(layer: KerasLayer) -> str:
+    """The name of a layer's class if it is of Keras or of this package; "" for a user's own class.
+
+    That may be called as one of Keras is, or extend one, and compute something else.
+    """
+    module = type(layer).__module__
+    return type(layer).__name__ if is_of_keras(module) or module.startswith("ipucnn.models.") else ""
 
 
 def snake_case(kind: str) -> str:

@@ -40,6 +40,7 @@ from ipucnn.models.keras_config import (
     is_of_keras,
     output_shape,
     read_nodes,
+    stock_kind,
 )
 from ipucnn.models.keras_files import (
     keras_of_file,
@@ -48,7 +49,7 @@ from ipucnn.models.keras_files import (
     read_model,
     read_statistics,
 )
-from ipucnn.models.names import base_name
+from ipucnn.models.names import base_name, named_weights, penalties
 from ipucnn.models.preprocessing import (
     PREPROCESSING,
     Statistics,
@@ -161,6 +162,11 @@ class OwnNetwork:
                 f"micro-batches are computed one by one, because layers of its own may mix their samples: {kinds}"
             )
         return [f"{shown_value(self.name)}: {note}" for note in notes]
+
+    @property
+    def may_mix_samples(self) -> bool:
+        """Whether a layer is of a class of the user's own, which may compute a sample by others of its micro-batch."""
+        return self.architecture is not None and bool(_own_nodes(self.architecture))
 
     @property
     def frozen_layers(self) -> List[str]:
@@ -323,6 +329,7 @@ class OwnNetwork:
         self._check_output(model, num_classes)
         for node in _own_nodes(self.architecture):
             _check_own_layer(name, model.get_layer(node.layer))
+            _check_penalties(name, node, model.get_layer(node.layer))
         if model.losses:
             raise ConfigurationError(
                 f"{name}: its layers add {counted(len(model.losses), 'loss')}, and training has its own",
@@ -475,7 +482,7 @@ def _check_places(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
     for node in nodes:
         if node.kind == INPUT_LAYER:
             continue  # a Sequential does not list its input among its layers
-        first = node if node.is_operation else first_nodes.setdefault(id(node.layer_in(model)), node)
+        first = node if not node.has_layer else first_nodes.setdefault(id(node.layer_in(model)), node)
         if first.place != node.place:
             raise ConfigurationError(
                 f"{name}: layers '{shown_value(first.layer)}' and '{shown_value(node.layer)}' are one layer, in two "
@@ -495,7 +502,7 @@ def _freeze_as_keras(name: str, nodes: Sequence[Node], model: KerasModel) -> Non
     from ipucnn.compat import KERAS_3
 
     for node in nodes:
-        if node.is_operation or node.kind == INPUT_LAYER:
+        if not node.has_layer or node.kind == INPUT_LAYER:
             continue
         around = [model]
         for part in node.place[:-1]:
@@ -520,12 +527,12 @@ def _check_initial_weights(
         ConfigurationError: a layer has such weights; the message names it.
     """
     for node in nodes:
-        if node.is_operation or node.stock in (INPUT_LAYER, "Normalization"):
+        if not node.has_layer or node.stock in (INPUT_LAYER, "Normalization"):
             continue
         layer = node.layer_in(model)
         for weight in layer.weights:
             first = first_values.get(id(weight), (weight, None))[1]
-            if first is None and not _is_stock(layer):
+            if first is None and not stock_kind(layer):
                 continue  # a variable of the user's own
             if first is not None and np.array_equal(np.asarray(first), np.asarray(weight.numpy())):
                 continue
@@ -541,20 +548,9 @@ def _check_initial_weights(
             )
 
 
-def _is_stock(layer: KerasLayer) -> bool:
-    """Whether a layer's class is Keras' own class of that name."""
-    from tensorflow import keras
-
-    return type(layer) is getattr(keras.layers, type(layer).__name__, None)
-
-
 def own_layers(model: KerasModel) -> Tuple[str, ...]:
     """Names of the layers of a built network whose classes are neither from Keras nor from this package."""
-    return tuple(
-        layer.name
-        for layer in model.layers
-        if not _is_stock(layer) and not type(layer).__module__.startswith("ipucnn.models.")
-    )
+    return tuple(layer.name for layer in model.layers if not stock_kind(layer))
 
 
 def _measured_in(model: KerasModel) -> Statistics:
@@ -666,6 +662,14 @@ def _architecture_of(
             f"{counted(len(keeping), 'batch norm')} called with training=False: training keeps the moving statistics, "
             "which are those of --weights, or 0 and 1"
         )
+    own = [
+        node.layer for node in layers if node.is_own and model is not None and node.layer_in(model).weights
+    ]
+    if own:
+        changes.append(
+            "multiplications of layers of its own are estimated: each number of a kernel is used once at each place "
+            f"of the output ({', '.join(map(shown_value, own[:3]))}{', ...' * (len(own) > 3)})"
+        )
     if regularized:
         changes.append(
             f"the regularizers of {counted(len(regularized), 'layer')} are added to the loss of training, and to no "
@@ -747,8 +751,8 @@ def _accepted(
         ConfigurationError: training would not compute the layer as Keras does.
     """
     kind = node.kind
-    live = None if model is None or node.is_operation else node.layer_in(model)
-    is_own = node.is_own if live is None else not _is_stock(live)
+    live = None if model is None or not node.has_layer else node.layer_in(model)
+    is_own = node.is_own if live is None else not stock_kind(live)
     may_be_of_keras = not node.is_own if live is None else is_of_keras(type(live).__module__)
     if (kind.startswith("Random") or kind in _AUGMENTING) and may_be_of_keras:
         raise ConfigurationError(
@@ -979,6 +983,20 @@ def _is_stateful(operation: str) -> bool:
     return definition is not None and definition.is_stateful and operation not in _READS
 
 
+def around(layer: KerasLayer) -> KerasLayer:
+    """A layer that calls one whose ``call`` does not take ``training``, but whose inner layers may.
+
+    They get it from this outer call, as from a model around them.
+    """
+    from tensorflow import keras
+
+    class Around(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, values: Tensor, training: Optional[bool] = None) -> Tensor:
+            return layer(values)
+
+    return Around(autocast=False, name=layer.name)
+
+
 def _check_own_layer(name: str, layer: KerasLayer) -> None:
     """Refuses a layer of the user's own that has state, draws random numbers, or does not compute in float32.
 
@@ -986,7 +1004,6 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
         ConfigurationError: the layer is refused; the message names it and the operation.
     """
     import tensorflow as tf
-    from tensorflow import keras
 
     what = f"{name}: layer '{shown_value(layer.name)}' ({shown_value(type(layer).__name__)})"
     if layer.compute_dtype != "float32":
@@ -994,16 +1011,10 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
             f"{what} computes in {layer.compute_dtype}",
             "leave types out of the network: --precision 16.16 trains in 16 bits",
         )
-    tensors = layer.input if isinstance(layer.input, (list, tuple)) else [layer.input]
-
-    class Training(keras.layers.Layer):  # type: ignore[misc]
-        """Calls the layer without ``training``, which its inner layers get from this outer call, as in a run."""
-
-        def call(self, values: Tensor, training: Optional[bool] = None) -> Tensor:
-            return layer(values)
+    tensors = _tensors(layer.input)
 
     def call(*values: Tensor) -> Tensor:
-        return Training()(values[0] if len(values) == 1 else list(values), training=True)
+        return around(layer)(values[0] if len(values) == 1 else list(values), training=True)
 
     specs = [tf.TensorSpec([2, *tensor.shape[1:]], tf.float32) for tensor in tensors]
     try:
@@ -1018,6 +1029,40 @@ def _check_own_layer(name: str, layer: KerasLayer) -> None:
             "continued run would not know",
             "use keras.layers.Dropout or BatchNormalization, which are exchanged for layers that can be continued",
         )
+
+
+def _check_penalties(name: str, node: Node, layer: KerasLayer) -> None:
+    """Refuses regularizers of a layer of the user's own that training would add to other weights, or to none.
+
+    Raises:
+        ConfigurationError: what the layer adds to the loss is not what training adds.
+    """
+    from tensorflow import keras
+
+    if all(value is None for key, value in node.config.items() if key.endswith("_regularizer")):
+        return
+    made = type(layer).from_config({**node.config, "name": layer.name})
+    tensors = [keras.Input(tuple(one.shape)[1:]) for one in _tensors(layer.input)]
+    model = keras.Model(tensors, made(tensors[0] if len(tensors) == 1 else tensors))
+    rng = np.random.default_rng(0)
+    made.set_weights([np.float32(rng.uniform(0.1, 0.9, tuple(weight.shape))) for weight in made.weights])
+    values = {key: np.asarray(weight) for key, weight in named_weights(model).items()}
+    factors = penalties(model)
+    added = sum(
+        l1 * np.abs(values[key]).sum() + l2 * np.square(values[key]).sum()
+        for key, (l1, l2) in factors.items()
+        if key in values
+    )
+    if not np.isclose(float(sum(np.asarray(loss) for loss in model.losses)), added, 1e-4):
+        raise ConfigurationError(
+            f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) adds to the loss something else than the norms "
+            f"of the weights that its settings name ({', '.join(factors)})",
+            "name each weight as its setting, kernel for kernel_regularizer; or drop them, and use --weight-decay",
+        )
+
+
+def _tensors(given: Tensor) -> List[Tensor]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> None:

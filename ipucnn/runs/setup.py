@@ -505,6 +505,8 @@ def evaluation_batches(setup: Setup, batch_size: int, predictor: Optional[Predic
         setup.source.eval, setup.output_shape or setup.input_shape, setup.record.size_step
     )
     fast = max(1, min(128, 128 * 64 * 64 // pixels, samples))
+    if setup.record.own is not None and setup.record.own.may_mix_samples:
+        fast = batch_size
     return eval_batches(
         setup.source.eval,
         setup.source.info,

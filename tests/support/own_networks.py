@@ -71,6 +71,46 @@ def build(input_shape, num_classes):
     x = Centre(0.5, name="centre")(layers.Dense(8, activation="relu")(x))
     return keras.Model(images, layers.Dense(num_classes)(x))
 """
+CLASSES = """
+from tensorflow import keras
+from tensorflow.keras import layers
+
+
+class DepthwiseConv2D(layers.DepthwiseConv2D):
+    def call(self, x):
+        return 2.0 * super().call(x)
+
+
+class Halve(layers.Layer):
+    def call(self, x, training=None):
+        return 0.5 * x if training else x
+
+
+class Block(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.halve = Halve()
+
+    def call(self, x):
+        return self.halve(x)
+
+
+class Dropout(layers.Layer):
+    def call(self, x):
+        return 0.3 * x
+
+
+class Activation(layers.Layer):
+    def call(self, x):
+        return x - 0.1
+
+
+def build(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    x = layers.BatchNormalization()(DepthwiseConv2D(3, padding="same")(images))
+    x = DepthwiseConv2D(3)(Activation()(Dropout()(Block()(x))))
+    return keras.Model(images, layers.Dense(num_classes)(layers.Flatten()(x)))
+"""
 OWN_DATA = """
 import numpy as np
 
@@ -79,7 +119,7 @@ def load():
     images = np.random.RandomState(0).randint(0, 256, (64, 8, 8)).astype(np.uint8)
     return (images, labels), (images, labels)
 """
-OWN = {"residual": RESIDUAL, "nested": NESTED, "mixing": MIXING}
+OWN = {"residual": RESIDUAL, "nested": NESTED, "mixing": MIXING, "classes": CLASSES}
 TRAIN = (
     "--limit-train", 64, "--limit-eval", 40, "--num-epochs", 2, "--micro-batch-size", 4, "--global-batch-size", 16,
     "--learning-rate", 0.05, "--seed", 1, "--optimizer", "sgd", "--lr-schedule", "const",

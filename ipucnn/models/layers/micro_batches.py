@@ -103,7 +103,7 @@ class Dropout(keras.layers.Layer):
     """Inverted dropout (Srivastava et al. 2014), ``x * mask / (1 - rate)``.
 
     Args:
-        rate: probability of zeroing a number, in [0, 1).
+        rate: probability of zeroing a number, in [0, 1].
         noise_shape: shape of the mask, with None for the input's size in a dimension; None for the input's shape.
     """
 
@@ -111,8 +111,8 @@ class Dropout(keras.layers.Layer):
         self, rate: float, noise_shape: Optional[Sequence[Optional[int]]] = None, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"rate must be in [0, 1), got {rate}")
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate must be in [0, 1], got {rate}")
         self.rate = float(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
         self.supports_masking = True
@@ -120,6 +120,8 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs: Tensor, training: Optional[bool] = None) -> Tensor:
         if not training or self.rate == 0:
             return inputs
+        if self.rate == 1:
+            return tf.zeros_like(inputs)
         dynamic = tf.shape(inputs)
         static = inputs.shape
         mask_shape = self.noise_shape or (None,) * len(static)

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, PlainValue, TensorShape
 from ipucnn.errors import ConfigurationError
-from ipucnn.models.keras_config import output_shape, read_blueprint
+from ipucnn.models.keras_config import output_shape, read_blueprint, stock_kind
 from ipucnn.planning.graphs.layer_graph import OTHER, PRODUCT_CLASSES, Layer, LayerGraph
 
 Shape = Tuple[int, ...]
@@ -110,7 +110,7 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
 
 def _facts(layer: KerasLayer) -> _Facts:
     return _Facts(
-        type(layer).__name__,
+        stock_kind(layer) or f"{type(layer).__name__} of the user's",
         layer.get_config(),
         tuple(tuple(int(n) for n in weight.shape) for weight in layer.weights),
         sum(_size(weight.shape) for weight in layer.trainable_weights),

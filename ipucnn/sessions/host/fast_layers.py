@@ -165,7 +165,7 @@ def _convolution(layer: KerasLayer, before: Optional[KerasLayer]) -> Optional[_C
         layer: the layer.
         before: the layer whose output only this one reads, if they may be computed together.
     """
-    if isinstance(layer, keras.layers.DepthwiseConv2D):
+    if type(layer) is keras.layers.DepthwiseConv2D:
         find: Callable[[KerasLayer, _Geometry], Optional[Tuple[Convolve, bool]]] = _depthwise
     elif type(layer) is keras.layers.Conv2D and layer.groups == 1:
         find = _dense
@@ -231,7 +231,7 @@ def _folded(layer: KerasLayer, convolve: Convolve, norm: KerasLayer) -> Compute:
         if 0 < outputs < kernel.shape.num_elements():
             # With few samples the output is smaller than the kernel, so scaling the output is cheaper.
             return convolve(x, kernel) * factor + offset
-        is_depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+        is_depthwise = type(layer) is keras.layers.DepthwiseConv2D
         folded = kernel * (tf.reshape(factor, kernel.shape[-2:]) if is_depthwise else factor)
         return tf.nn.bias_add(convolve(x, folded), offset)
 

@@ -24,9 +24,10 @@ import tensorflow as tf
 from ipucnn.aliases import KerasLayer, KerasModel, Tensor, TfVariable
 from ipucnn.compat import tf_variable
 from ipucnn.models.blueprint import Node, stages_by_layer
-from ipucnn.models.keras_config import read_blueprint
+from ipucnn.models.keras_config import read_blueprint, stock_kind
 from ipucnn.models.layers.micro_batches import BatchNormalization, ExecutionContext, execution_context
 from ipucnn.models.names import named_weights
+from ipucnn.models.own import around
 from ipucnn.sessions.host.arithmetic import Arithmetic, Rounding
 from ipucnn.sessions.host.fast_layers import FastLayers, find_fast_layers
 
@@ -38,7 +39,7 @@ _EXACT = (
 
 def _is_exact(layer: KerasLayer) -> bool:
     """Returns whether a layer maps numbers on float16's grid to numbers on that grid."""
-    kind, config = type(layer).__name__, layer.get_config()
+    kind, config = stock_kind(layer), layer.get_config()
     if kind == "Activation":
         return config["activation"] in ("linear", "relu")
     if kind == "ReLU":
@@ -108,6 +109,10 @@ class Network:
             for name, layer in self._layers.items()
             if "training" in inspect.signature(layer.call).parameters
         }
+        for name, layer in self._layers.items():
+            if name not in self._takes_training and not stock_kind(layer):
+                self._layers[name] = around(layer)
+                self._takes_training.add(name)
         numbers = stages_by_layer([node.name for node in blueprint.nodes], splits)
         self._stages: List[_Stage] = []
         for number in range(len(splits) + 1):

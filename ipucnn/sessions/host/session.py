@@ -24,6 +24,7 @@ from ipucnn.datasets.pixels import InputRange, Transfer
 from ipucnn.errors import ConfigurationError, MemoryErrors
 from ipucnn.machine import parallel_map
 from ipucnn.models.names import moved_statistics, penalties
+from ipucnn.models.own import own_layers
 from ipucnn.sessions.group import Alone, Mpi
 from ipucnn.sessions.host.arithmetic import EXCEPTION, Arithmetic
 from ipucnn.sessions.host.collectives import Collectives
@@ -107,8 +108,6 @@ class HostSession(Session):
 
     def divide(self, model: KerasModel, program: Program, fused: Optional[int] = None) -> Division:
         """Returns the division that suits the capacity of all processes."""
-        from ipucnn.models.own import own_layers
-
         capacity, mixing = self.capacity(model), own_layers(model)
         return divide(program, self.config, capacity, self.group, self.places, fused, mixing)
 
@@ -116,7 +115,8 @@ class HostSession(Session):
         self, model: KerasModel, batch: BatchLayout, num_micro_batches: int, fused: Optional[int] = None
     ) -> Division:
         """Returns the division that suits this process's capacity."""
-        fused = fused or fused_in_inference(batch, num_micro_batches, self.capacity(model))
+        alone = 1 if own_layers(model) else None
+        fused = fused or alone or fused_in_inference(batch, num_micro_batches, self.capacity(model))
         return Division(batch, fused, self.group.size, self.group.rank)
 
     def trainer(self, task: TrainingTask) -> "HostTrainer":
