@@ -420,6 +420,63 @@ def test_images_of_classes_are_no_masks(draw):
     assert len(source.train) + len(source.eval) == sum(len(names) for _, _, names in os.walk("set"))
 
 
+def areas(values, dtype=np.uint8, size=96, mode=None):
+    """Returns a picture of upright stripes of the values, the first of which is the widest."""
+    widths = [2, *([1] * (len(values) - 1))]
+    numbers = np.repeat(np.arange(len(values)), widths)[np.arange(size) * sum(widths) // size]
+    return Image.fromarray(
+        np.broadcast_to(np.array(values, dtype)[numbers], (size, size, *np.shape(values)[1:])).copy()
+    )
+
+
+def indexed(values):
+    image = areas(values).convert("L")
+    image.putpalette([(7 * k * k) % 256 for k in range(768)])
+    return image
+
+
+DRAWN = {
+    "bits": (lambda: areas([0, 255]).convert("1"), "png", True),
+    "20 classes in a palette": (lambda: indexed(range(20)), "png", True),
+    "16 bits": (lambda: areas([0, 300, 60000], np.uint16), "png", True),
+    "numbers of 16 bits": (lambda: areas(range(0, 60000, 700), np.uint16), "png", False),
+    "colours of one brightness": (lambda: areas([(30, 60, 90), (90, 30, 60), (60, 90, 30)]), "png", True),
+    "JPEG of grey areas": (lambda: areas([0, 120, 250]), "jpg", True),
+    "JPEG of areas in colour": (lambda: areas([(200, 30, 30), (30, 200, 30), (0, 0, 0)]), "jpg", True),
+    "floats": (lambda: areas([0.5, 1.5], np.float32), "tif", True),
+    "large areas": (lambda: areas([0, 255], size=1200), "png", True),
+    "40 greys": (lambda: areas([6 * k for k in range(40)]), "png", False),
+    "JPEG of a slope": (lambda: areas([*range(0, 256, 2)]), "jpg", False),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_masks_are_drawings_of_few_values(kind):
+    draw, ending, is_mask = DRAWN[kind]
+    size = draw().size
+    paths = []
+    for k in range(4):
+        paths += [f"set/img_{k}.png", f"set/img_{k}_label.{ending}"]
+        Path("set").mkdir(exist_ok=True)
+        Image.fromarray(RNG.randint(0, 256, (*size, 3)).astype(np.uint8)).save(paths[-2])
+        draw().save(paths[-1])
+    found = {mask: image for image, mask in zip(paths[::2], paths[1::2])} if is_mask else {}
+    assert masks_by_content(paths) == found
+    # Masks of another size are those of other images.
+    draw().crop((0, 0, 50, 50)).save(paths[1])
+    assert masks_by_content(paths) == {}
+
+
+def test_folders_of_a_system_and_tables_with_another_number_of_cells_are_left_aside():
+    for k in range(6):
+        save(f"set/photos/{k}.png", k), save(f"set/__MACOSX/photos/{k}.png", k)
+    write("set/t.csv", "file,label", *(f"{k}.png,{'ab'[k % 2]}" for k in range(6)))
+    source = followed("set", "classification")
+    assert len(source.train) + len(source.eval) == 6
+    write("set/t.csv", "file,label", *(f"{k}.png,{'ab'[k % 2]}" + ",more" * (k == 3) for k in range(6)))
+    assert "sorting" not in refused("set", "classification")
+
+
 def test_masks_without_pairs_and_damaged_files_get_a_hint_that_works():
     """Words of another file do not hide masks; a damaged file and a FIFO say nothing and end nothing."""
     for c in ("ant", "bee"):
@@ -512,7 +569,12 @@ def test_the_command_says_what_is_wrong_and_leaves_nothing(capsys):
         "hint: the kinds of masks in it are manual1, manual2",
     ]
     assert sorting.main(["masks", "manual2", "set", "set"]) == 3 and "set exists" in capsys.readouterr().err
-    assert sorting.main(["masks"]) == 2
+    assert sorting.main(["masks"]) == 2 and sorting.main(["classes", "new", "set"]) == 2
+    os.mkdir("none")
+    assert (
+        sorting.main(["pairs", "new", "none"]) == 3 and "has no images and masks" in capsys.readouterr().err
+    )
+    os.rmdir("none")
     assert sorting.main(["classes", "absent.csv", "x", "new", "set"]) == 3
     write("set/t.csv", "name,sort,label", *(f"Image_0{k}L,{'xy'[k // 2]},{'ab'[k % 2]}" for k in range(4)))
     assert sorting.main(["classes", "set/t.csv", "weight", "new", "set"]) == 2
