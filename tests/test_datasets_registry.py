@@ -59,7 +59,7 @@ def test_choosing_imports_no_library_and_opening_imports_no_tensorflow(tmp_path)
         "choices = [choose(None), choose('digits'), choose(None, 'isbi2012', 'segmentation'), choose('random')]\n"
         "assert not {'sklearn', 'scipy', 'PIL', 'tensorflow'} & set(sys.modules)\n"
         "for choice in choices:\n"
-        "    open_dataset(choice, Opening(image_shape=(32, 32, 1)), limit_train='50%')\n"
+        "    open_dataset(choice, ReaderOptions(image_shape=(32, 32, 1)), limit_train='50%')\n"
         "from ipucnn import cli\n"
         "import ipucnn.datasets.sources.imagefolder, ipucnn.datasets.sources.tfds, ipucnn.datasets.images\n"
         "assert cli.run(['verify-dataset', 'cifar10', '--dataset-path', str(path), '--allow-partial']) in (0, 3)\n"

@@ -118,6 +118,16 @@ def test_a_dense_layer_gets_the_bias_of_the_norm_that_is_removed():
     assert "d/bias" in weights_of(built(text, norm="none")[1])
 
 
+@pytest.mark.parametrize(
+    "layer", ["UpSampling2D(2, interpolation='area')", "Conv2DTranspose(3, 3, dilation_rate=2)"]
+)
+def test_layers_that_tensorflow_cannot_train_are_refused(layer):
+    if "area" in layer and not KERAS_3:
+        return  # Keras 2.6 refuses it itself
+    with pytest.raises(ConfigurationError, match=r"TensorFlow (lacks|computes on no CPU)|whose gradient"):
+        built(network(f"x = layers.{layer}(images)"))
+
+
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 records a layer")
 def test_relu_as_a_function_is_a_layer():
     lines = ["x = keras.activations.relu(layers.Conv2D(3, 3)(images)){}"]

@@ -1143,6 +1143,15 @@ def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
             node.replace(Dropout, {"rate": config["rate"], "noise_shape": [None, 1, 1, None]})
         elif node.stock == "Dropout" and (config.get("noise_shape") or [None])[0] is not None:
             raise ConfigurationError(f"{where} has one mask for all samples", "begin noise_shape with None")
+        elif node.stock == "UpSampling2D" and config.get("interpolation") == "area":
+            raise ConfigurationError(
+                f"{where} has the interpolation area, whose gradient TensorFlow lacks", "use bilinear"
+            )
+        elif node.stock == "Conv2DTranspose" and set(np.ravel(config.get("dilation_rate", 1))) != {1}:
+            raise ConfigurationError(
+                f"{where} is dilated, which TensorFlow computes on no CPU",
+                "use keras.layers.UpSampling2D and Conv2D",
+            )
         elif node.stock in ("BatchNormalization", "GroupNormalization"):
             axis, rank = config.get("axis", -1), len(output_shape(model.get_layer(node.layer)))
             if axis not in (-1, rank - 1):
