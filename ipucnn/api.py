@@ -593,9 +593,13 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
                 did_you_mean(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
             )
         if spec.name == "dataset" and value is not None and not isinstance(value, (str, Path)):
+            from ipucnn.datasets.limits import HELD_OUT_SHARE
             from ipucnn.datasets.sources.in_memory import keep
 
-            value = keep(value, is_evaluated=command != "train")
+            share = options.get("validation_fraction")
+            # A value that is no share is refused later.
+            held_out = share if isinstance(share, float) and 0 < share < 1 else HELD_OUT_SHARE
+            value = keep(value, command != "train", held_out)
         if value is not None:
             flags[spec.name] = _plain(value)
     return flags

@@ -255,6 +255,16 @@ def test_a_run_equals_that_of_the_command(folder, monkeypatch):
     assert "toy_model" in Path("runs/again/report.html").read_text(encoding="utf-8")
 
 
+def test_the_share_of_arrays_that_is_held_out_is_an_option(here):
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+    for share, held_out in (({}, 8), ({"validation_fraction": 0.3}, 12)):
+        training = ipucnn.train("lenet", dataset=(images, labels), micro_batch_size=4, **share)
+        assert training._run.context.setup.source.info.num_eval == held_out
+    both = ((images, labels), (images, labels))
+    with pytest.raises(ConfigurationError, match=r"evaluation part of its own"):
+        ipucnn.train("lenet", dataset=both, micro_batch_size=4, validation_fraction=0.3)
+
+
 def test_arrays_are_a_data_set(lightly, here):
     """One pair is split, always the same way; runs resume and are evaluated with arrays, but not by commands."""
     labels = np.arange(60) % 3

@@ -442,7 +442,7 @@ def check_divides(choice: ChosenDataset, validation_fraction: float) -> None:
         ConfigurationError: the set has one.
     """
     found = choice.found if choice.name == "imagefolder" else None
-    if found is not None and found.is_undivided:
+    if (found is not None and found.is_undivided) or in_memory.is_divided(choice.name):
         return
     if found is not None:
         why = f"{shown(found.location)} has parts of its own"

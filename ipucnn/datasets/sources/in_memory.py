@@ -40,12 +40,13 @@ _ARRAYS_HINT = (
 _kept: Dict[str, Tuple[Tuple[Any, ...], Tuple[str, ...]]] = {}
 
 
-def keep(given: object, is_evaluated: bool) -> str:
+def keep(given: object, is_evaluated: bool, share: float = HELD_OUT_SHARE) -> str:
     """Keeps arrays for this process under a name; equal arrays have the same name in all processes.
 
     Args:
         given: (images, labels), or two such pairs for training and evaluation; then, optionally, the class names.
         is_evaluated: whether all of a single pair is for evaluation; otherwise a share of each class is held out.
+        share: this share.
 
     Returns:
         The name for ``--dataset`` in this process.
@@ -59,7 +60,7 @@ def keep(given: object, is_evaluated: bool) -> str:
     notes: Tuple[str, ...] = ()
     if hasattr(train, "shape"):
         pair = _plain_arrays((train, evaluation), "dataset=")
-        train, evaluation = (pair, pair) if is_evaluated else _divided(*pair)
+        train, evaluation = (pair, pair) if is_evaluated else _divided(*pair, share)
         if not is_evaluated:
             notes = (
                 f"{len(evaluation[0]):,} of the {len(pair[0]):,} images of dataset= are held out for evaluation",
@@ -75,6 +76,11 @@ def keep(given: object, is_evaluated: bool) -> str:
     name = f"{PREFIX}{digest.hexdigest()[:12]}"
     _kept[name] = dataset_parts, notes
     return name
+
+
+def is_divided(name: str) -> bool:
+    """Returns whether arrays are kept by this name of which a share was held out."""
+    return name in _kept and bool(_kept[name][1])
 
 
 def find(name: str) -> Callable[[], DataSource]:
@@ -98,12 +104,14 @@ def find(name: str) -> Callable[[], DataSource]:
     return open_arrays
 
 
-def _divided(images: np.ndarray, labels: np.ndarray) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
+def _divided(
+    images: np.ndarray, labels: np.ndarray, share: float
+) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
     """Splits arrays into training and evaluation; a share of each class, or of all images with masks, is held out."""
     if len(images) != len(labels):
         raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _ARRAYS_HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
-    chosen = held_out(classes, [str(number) for number in range(len(labels))], HELD_OUT_SHARE)
+    chosen = held_out(classes, [str(number) for number in range(len(labels))], share)
     if not chosen.any():
         raise DataError("dataset= has no class of two images, of which one could be held out", _ARRAYS_HINT)
     return (images[~chosen], labels[~chosen]), (images[chosen], labels[chosen])
