@@ -259,7 +259,7 @@ def test_the_share_of_arrays_that_is_held_out_is_an_option(here):
     images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
     for share, held_out in (({}, 8), ({"validation_fraction": 0.3}, 12)):
         training = ipucnn.train("lenet", dataset=(images, labels), micro_batch_size=4, **share)
-        assert training._run.context.setup.source.info.num_eval == held_out
+        assert training._run.context.source.info.num_eval == held_out
     both = ((images, labels), (images, labels))
     with pytest.raises(ConfigurationError, match=r"evaluation part of its own"):
         ipucnn.train("lenet", dataset=both, micro_batch_size=4, validation_fraction=0.3)
