@@ -6,6 +6,7 @@ Texts that a page can show are in ``tests/refusals/yaml.txt``.
 import dataclasses
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import List
@@ -296,9 +297,20 @@ def test_any_text_is_a_value_or_an_error_with_a_hint(lines):
 
 
 class _Oracle(yaml.SafeLoader):
-    """PyYAML's pure Python reader, with dates as text and several ``<<`` in one mapping."""
+    """PyYAML's pure Python reader, with dates and numbers of other bases as text, and several ``<<`` in one mapping."""
 
 
+def _decimal(loader, node):
+    is_other = re.match(r"[-+]?0[0-9_xbo]", node.value) or ":" in node.value
+    return node.value if is_other else loader.construct_yaml_int(node)
+
+
+def _without_colons(loader, node):
+    return node.value if ":" in node.value else loader.construct_yaml_float(node)
+
+
+_Oracle.add_constructor("tag:yaml.org,2002:int", _decimal)
+_Oracle.add_constructor("tag:yaml.org,2002:float", _without_colons)
 _Oracle.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 _Oracle.add_constructor("tag:yaml.org,2002:value", lambda loader, node: node.value)
 

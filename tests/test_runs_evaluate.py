@@ -68,7 +68,7 @@ def test_every_sample_counts_once_and_metrics_equal_a_naive_reference(
             source=source,
             input_shape=shape,
             output_shape=None,
-            record=SimpleNamespace(input_range="raw", size_step=1),
+            record=SimpleNamespace(input_range="raw", size_step=1, own=None),
             input_range=RAW,
             config=SimpleNamespace(pipeline_num_parallel=2),
         )
