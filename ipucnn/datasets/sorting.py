@@ -699,6 +699,9 @@ def main(words: Sequence[str]) -> int:
                 "images TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
+        count = counted(sum(map(len, copies.values())), "file")
+        if sys.stderr.isatty():
+            print(f"copying {count} of {shown(folder)} into {shown(target)} ...", file=sys.stderr)
         copy_files(folder, copies, target)
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
@@ -708,7 +711,7 @@ def main(words: Sequence[str]) -> int:
             "error: interrupted; nothing is left of the copy\nhint: give the command again", file=sys.stderr
         )
         return 130
-    print(f"{counted(sum(map(len, copies.values())), 'file')} of {shown(folder)} copied into {shown(target)}")
+    print(f"{count} of {shown(folder)} copied into {shown(target)}")
     return 0
 
 
