@@ -180,7 +180,7 @@ class Run:
             ConfigurationError: the network segments images; use ``ipucnn infer``.
         """
         from ipucnn.datasets.problems import remark_lines
-        from ipucnn.runs.infer import LARGEST_BATCH, finisher
+        from ipucnn.runs.infer import finisher, largest_batch
         from ipucnn.training.evaluation import log_softmax
 
         if self._trained.record.task != "classification":
@@ -207,8 +207,9 @@ class Run:
         assert self._predictor is not None
         finish = finisher(self._trained)
         probabilities = [np.zeros((0, self._trained.source.info.num_classes))]
-        for first in range(0, len(pixels), LARGEST_BATCH):
-            batch = finish(np.stack(pixels[first : first + LARGEST_BATCH]))
+        step = largest_batch(self._trained)
+        for first in range(0, len(pixels), step):
+            batch = finish(np.stack(pixels[first : first + step]))
             probabilities.append(np.exp(log_softmax(np.asarray(self._predictor.predict([batch])[0]))))
         return np.concatenate(probabilities).astype(np.float32)
 
@@ -427,7 +428,7 @@ def plan(
         model: a network of ``ipucnn models``, or a file that holds one.
         stages: number of pipeline stages; None searches for the best use of the IPUs.
         system: the system to plan for; None for the smallest POD.
-        options: options of ``ipucnn plan-splits``, by name, but for those that write files.
+        options: options of ``ipucnn plan-splits``, by name, but for those of files and for ``optimisations``.
 
     Raises:
         UserError: as for the command; ``InfeasibleError`` if no plan fits.

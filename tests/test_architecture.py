@@ -164,14 +164,14 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
     "benchmarking": (2900, 2200),
-    "commands": (1500, 900),
+    "commands": (1470, 885),
     "config": (3270, 1618),
-    "datasets": (8740, 6750),
+    "datasets": (8780, 6795),
     "diagnosis": (450, 345),
     "models": (3505, 2720),
     "planning": (5090, 3895),
     "reports": (3900, 3105),
-    "runs": (7165, 5535),
+    "runs": (7175, 5545),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
     "modules at the top": (2660, 2110),

@@ -72,8 +72,12 @@ def test_two_spellings_of_an_option_are_an_error(tmp_path, text, line):
     path = tmp_path / "mine.yml"
     path.write_text(text)
     check_raises(ConfigurationError, f"line {line}", "keep one", load_preset, "m", path)
-    path.write_text("b: &b\n  epochs: 4\nm:\n  <<: *b\n  num-epochs: 5\n")
-    assert load_preset("m", path).values == {"num_epochs": 5}
+    for text in (
+        "b: &b\n  epochs: 4\nm:\n  <<: *b\n  num-epochs: 5\n",
+        "m: {<<: {epochs: 4}, num-epochs: 5}\n",
+    ):
+        path.write_text(text)
+        assert load_preset("m", path).values == {"num_epochs": 5}
 
 
 def test_presets_do_not_affect_each_other():

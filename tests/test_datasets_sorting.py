@@ -3,12 +3,14 @@
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from support.refusals import check_raises
 
@@ -173,11 +175,131 @@ def test_several_masks_of_an_image_are_joined(make, count):
     assert found == count
 
 
-def test_masks_of_several_kinds_of_numbers_are_not_joined(capsys):
+def one_object(number):
+    pixels = np.zeros((16, 16), np.uint8)
+    pixels[4 * number : 4 * number + 3] = 1
+    return pixels
+
+
+def as_white_is_zero(path, pixels):
+    tifffile.imwrite(path, 255 * pixels, photometric="miniswhite")
+
+
+def as_bmp(path, pixels):
+    head = struct.pack("<IiiHHIIiiII", 40, 16, 16, 1, 8, 0, 256, 0, 0, 2, 0)
+    start = struct.pack("<IHHI", 318, 0, 0, 62)
+    path.write_bytes(b"BM" + start + head + bytes(4) + b"\xff\xff\xff\0" + pixels[::-1].tobytes())
+
+
+def as_16_bits(path, pixels):
+    tifffile.imwrite(path, 300 * pixels.astype(np.uint16))
+
+
+@pytest.mark.parametrize(
+    "write_mask, ending", [(as_white_is_zero, "tif"), (as_bmp, "bmp"), (as_16_bits, "tif")]
+)
+def test_masks_are_joined_by_their_stored_numbers(write_mask, ending):
+    for k in range(4):
+        photo(f"set/{k}a9f/images/{k}a9f.png")
+        Path(f"set/{k}a9f/masks").mkdir()
+        for number in range(2):
+            write_mask(Path(f"set/{k}a9f/masks/{number}{'xy'[k % 2]}.{ending}"), one_object(number + k % 2))
+        Image.fromarray(RNG.randint(0, 256, (16, 16, 3)).astype(np.uint8)).save(
+            f"set/{k}a9f/images/{k}a9f.png"
+        )
+    write(
+        "set/classes.txt",
+        "0 sky",
+        f"{ {as_white_is_zero: 255, as_bmp: 1, as_16_bits: 300}[write_mask] } cell",
+    )
+    source = followed("set", "segmentation")
+    assert source.info.class_names == ("sky", "cell")
+    for part in (source.train, source.eval):
+        for mask in part.masks:
+            rows = mask.reshape(16, 16).any(axis=1)
+            expected = [(one_object(k) | one_object(k + 1)).any(axis=1).tolist() for k in (0, 1)]
+            assert rows.tolist() in expected
+
+
+def other_size(path):
+    Image.fromarray(np.ones((9, 16), np.uint8)).save(path)
+
+
+def colours(path):
+    Image.fromarray(RNG.randint(0, 256, (16, 16, 3)).astype(np.uint8)).save(path)
+
+
+def transparent(path):
+    Image.fromarray(RNG.randint(0, 256, (16, 16, 4)).astype(np.uint8)).save(path)
+
+
+def damaged(path):
+    os.truncate(path, 60)
+
+
+@pytest.mark.parametrize("change", [other_size, colours, transparent, damaged])
+def test_masks_that_are_read_otherwise_are_not_joined(change, capsys):
     nuclei()
-    Image.fromarray(np.ones((16, 16), np.uint16)).save("set/stage1_train/3a9f/masks/0e7.png")
+    change("set/stage1_train/3a9f/masks/1e7.png")
     assert sorting.main(["masks", "mask", "new", "set"]) == 3 and not Path("new").exists()
-    assert "0e7.png cannot be joined" in capsys.readouterr().err.replace("1e7.png", "0e7.png")
+    assert "1e7.png" in capsys.readouterr().err
+
+
+def test_masks_of_two_meanings_are_not_joined():
+    for k in range(4):
+        save(f"set/{k}a9f/images/{k}a9f.png", k)
+        save_mask(f"set/{k}a9f/masks/nucleus.png", 1), save_mask(f"set/{k}a9f/masks/cytoplasm.png", 3)
+    assert "sorting" not in refused("set", "segmentation")
+
+
+def test_a_table_of_the_training_part_may_divide_it_once_more():
+    for part in ("train", "test"):
+        for k in range(6):
+            photo(f"set/{part}/{part}{k}.png")
+    splits = ["train"] * 4 + ["val"] * 2
+    write("set/train.csv", "file,label,split", *(f"train{k}.png,{'ab'[k % 2]},{splits[k]}" for k in range(6)))
+    write("set/test.csv", "file,label", *(f"test{k}.png,{'ab'[k % 2]}" for k in range(6)))
+    source = followed("set", "classification")
+    assert (len(source.train), len(source.eval)) == (6, 6)
+
+
+def test_one_table_of_two_folders_keeps_the_parts():
+    for part in ("train", "test"):
+        for k in range(6):
+            photo(f"set/{part}/{part}{k}.png")
+    rows = (f"{part}{k}.png,{'ab'[k % 2]}" for part in ("train", "test") for k in range(6))
+    write("set/all.csv", "file,label", *rows)
+    source = followed("set", "classification")
+    assert (len(source.train), len(source.eval)) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    "header, cells",
+    [
+        ("image,../../evil,bus", ["1,0", "0,1"]),
+        ("image,a/b,bus", ["1,0", "0,1"]),
+        ("image,label,part,subset", ["a,train,test", "b,test,train"]),
+    ],
+)
+def test_names_that_are_no_classes_and_parts_that_contradict_sort_nothing(header, cells):
+    for k in range(6):
+        photo(f"set/photos/{k}.png")
+    write("set/t.csv", header, *(f"{k}.png,{cells[k % 2]}" for k in range(6)))
+    hint = refused("set", "classification")
+    assert "sorting" not in hint or "../" not in hint.partition("sorting")[2]
+    assert "one-hot" not in hint and "label" not in hint
+
+
+def test_parts_of_numbers_and_empty_parts():
+    for k in range(9):
+        photo(f"set/photos/{k}.png")
+    write("set/t.csv", "file,is_train,label", *(f"{k}.png,{int(k < 6)},{'ab'[k % 2]}" for k in range(9)))
+    assert "(or" not in refused("set", "classification")
+    source = followed("set", "classification")
+    assert (len(source.train), len(source.eval)) == (6, 3)
+    splits = ["train"] * 5 + ["test"] * 2 + [""] * 2
+    write("set/t.csv", "file,split,label", *(f"{k}.png,{splits[k]},{'ab'[k % 2]}" for k in range(9)))
+    assert "without 2 images of which no class or no part is known" in refused("set", "classification")
 
 
 def test_files_that_words_do_not_tell_apart_are_no_pairs():

@@ -773,6 +773,28 @@ def test_a_jpeg_with_zeros_in_place_of_its_scan_is_damaged():
             assert error.code == "truncated"
 
 
+@pytest.mark.parametrize("kind", JPEGS)
+def test_bytes_behind_a_jpeg_and_in_its_descriptions_are_no_damage(kind):
+    """Videos of telephones, second pictures, thumbnails, and padding; some programs leave out the end marker."""
+    words = {name: value for name, value in JPEGS[kind].items() if name != "mode"}
+    image = Image.fromarray(NOISE).convert(JPEGS[kind].get("mode", "RGB"))
+    plain = encode(image, "JPEG", quality=90, **words)
+    whole = np.asarray(forms.open_image(plain, "image form.x", 3))
+    padded = plain[:2] + b"\xff\xe1" + struct.pack(">H", 1002) + b"Exif\0\0" + bytes(994) + plain[2:]
+    files = [
+        plain + bytes(64),
+        plain + bytes(9000) + b"video",
+        plain + padded,
+        padded,
+        padded + bytes(70) + padded,
+    ]
+    if kind != "progressive":
+        files += [plain[:-2], plain[:-2] + bytes(50), plain[:-2] + bytes(5000)]
+    for data in files:
+        read = np.asarray(forms.open_image(data, "image form.x", 3, strict=True))
+        np.testing.assert_array_equal(read, whole)
+
+
 def test_constant_jpegs_of_zero_bits_are_whole():
     """Tables that are made for a constant image have a code of one zero for its only symbol."""
     for optimize in (False, True):
@@ -804,7 +826,9 @@ def test_a_png_that_lacks_rows_is_damaged(is_interlaced):
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-@pytest.mark.parametrize("greys", [(0, 255), (255, 0), (0, 1), (7, 9), tuple(range(16)), (0, 255, 128)])
+@pytest.mark.parametrize(
+    "greys", [(0, 255), (255, 0), (0, 1), (0, 1, 2), (7, 9), tuple(range(7)), tuple(range(16)), (0, 255, 128)]
+)
 def test_numbers_of_a_bmp_with_few_greys(bits, greys):
     if len(greys) > 2**bits:
         return
@@ -827,7 +851,7 @@ def test_numbers_of_a_bmp_with_few_greys(bits, greys):
     refusal_of(lambda: forms.open_image(packed, "image form.x", 1), "run lengths")
 
 
-@pytest.mark.parametrize("compression", ["jpeg", "zstd", "webp", "jpeg2000", "lzw", "zlib"])
+@pytest.mark.parametrize("compression", ["jpeg", "webp", "jpeg2000", "lzw", "zlib"])
 def test_a_tiff_whose_coded_data_end_early_is_damaged(compression):
     file = io.BytesIO()
     tifffile.imwrite(file, NOISE, compression=compression, photometric="rgb")
@@ -844,6 +868,15 @@ def test_a_tiff_whose_coded_data_end_early_is_damaged(compression):
     )
     if begin + count == len(data):
         refusal_of(lambda: forms.open_image(data[:kept], "image form.x", 3), "cannot be decoded")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lerc", "packbits", "lzw", "zlib"])
+def test_a_tiff_whose_rows_end_in_black_is_whole(compression):
+    pixels = NOISE[..., 0].copy()
+    pixels[-3:] = 0
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, compression=compression)
+    np.testing.assert_array_equal(np.asarray(forms.open_image(file.getvalue(), "image form.x", 1)), pixels)
 
 
 def test_a_stack_without_its_last_pages_is_damaged():

@@ -76,6 +76,12 @@ def test_regularizers_of_own_layers_are_those_of_the_weights_that_they_name():
         built(network(line.format(", 'other'"), imports=PENALISED))
 
 
+def test_regularizers_of_frozen_own_layers_add_nothing():
+    mine = "class Mine(layers.Dense):\n    pass\n\n\ndef build(input_shape"
+    text = network("x = Mine(4, kernel_regularizer='l2', trainable=False)(layers.Dense(3)(images))")
+    built(text.replace("def build(input_shape", mine, 1))
+
+
 DRAWN_TWICE = """
 from tensorflow import keras
 class Two(keras.layers.Layer):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from poplar_double import installed
 from support.data_sets import write_class_folders
 from support.own_networks import MIXING, NESTED, OWN_DATA, RESIDUAL, TRAIN, assert_equal, last, network, write
@@ -241,6 +242,14 @@ def test_layers_that_mix_samples_are_evaluated_by_micro_batches(report):
         micro_batches = ("--model-name", name, "--validation-micro-batch-size", size)
         loss = report("evaluate", "centred", *given, *micro_batches)["measured"]["loss"]
         assert loss == pytest.approx(-np.log(shares[np.arange(64), labels]).mean(), rel=1e-4), size
+    alone = np.exp(bias) / np.exp(bias).sum()  # an image is its own mean
+    predicted = ipucnn.load("centred", model=name).predict(images[:3])
+    np.testing.assert_allclose(predicted, np.tile(alone, (3, 1)), rtol=1e-5)
+    Image.fromarray(images[0]).save("a.png"), Image.fromarray(images[1]).save("b.png")
+    inferred = report("infer", "centred", "a.png", "b.png", "--model-name", name)
+    assert any("computed alone" in note for note in inferred["notes"])
+    found = [one["predictions"][0]["probability"] for one in inferred["results"]]
+    assert found == [pytest.approx(alone.max())] * 2
 
 
 PRODUCT = """

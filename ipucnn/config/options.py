@@ -159,11 +159,11 @@ def entries_of(node: YamlNode, source: str) -> List[Entry]:
             Entry(key.value, documents.plain(value), documents.line_of(key))
             for key, value in documents.pairs(node)
         ]
-    lines = {documents.line_of(key) for key, _ in node.value}
+    num_own = sum(key.value != documents.MERGE for key, _ in node.value)
     first: Dict[str, Entry] = {}
-    for entry in entries:
+    for entry in entries[len(entries) - num_own :]:
         spec = find_spec(entry.key)
-        other = first.setdefault(spec.name, entry) if spec is not None and entry.line in lines else entry
+        other = first.setdefault(spec.name, entry) if spec is not None else entry
         if other is not entry:
             raise ConfigurationError(
                 f"{source}, line {entry.line}: '{entry.key}' is the option '{other.key}' of line {other.line}",

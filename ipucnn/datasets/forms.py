@@ -269,13 +269,17 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
             if marker & 0xF0 == 0xC0 and marker not in (0xC4, 0xC8, 0xCC) and part[:1] not in (b"", b"\x08"):
                 text = f"{origin} is a JPEG of {part[0]} bits per sample"
                 raise DataError(text, "save it as PNG or TIFF of 16 bits", "wrong-mode")
-        if strict and has_hole(data):
-            text = f"{origin} is damaged: zeros stand in place of a part of its scan"
-            raise DataError(text, "get the file again", "truncated")
         is_progressive, end = jpeg_coding(data) if strict else (False, None)
-        if strict and end is None:  # a file that was not written to its end may have zeros there
-            data = data.rstrip(b"\0")
-        elif end is not None and is_progressive:
+        lacks_end = strict and end is None
+        # A progressive file that does not end, but in zeros, may lack a scan.
+        if strict and (has_hole(data) or (lacks_end and is_progressive and data.endswith(HOLE))):
+            text = f"{origin} is damaged: zeros stand in place of a part of its scans"
+            raise DataError(text, "get the file again", "truncated")
+        if (
+            lacks_end and not is_progressive
+        ):  # what was not written may be zeros; the scan itself may end in a few
+            end = min(len(data), len(data.rstrip(b"\0")) + len(HOLE))
+        if end is not None and is_progressive:
             same = data[:end] + FILLER + data[end : end + 2]
         elif end is not None:
             data = data[:end] + FILLER[:FEW]
@@ -290,9 +294,8 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
 
 
 def _has_black_row(image: PillowImage) -> bool:
-    """Returns whether one of the last two rows is 0 everywhere; the last pass of interlaced rows is every second."""
-    rows = np.asarray(image.crop((0, max(0, image.height - 2), *image.size)))
-    return not all(row.any() for row in rows)
+    """Returns whether the last row is 0 everywhere."""
+    return not np.asarray(image.crop((0, image.height - 1, *image.size))).any()
 
 
 class _PillowFile(ImageFile):
@@ -359,7 +362,8 @@ class _PillowFile(ImageFile):
         ):
             raise DataError(f"{self._origin} is damaged: its scan ends early", HINT, "truncated")
         # Rows that a PNG lacks are black.
-        if is_png(self._data) and _has_black_row(image) and not png_rows_are_whole(self._data):
+        is_suspect = is_png(self._data) and (self._data[28] != 0 or _has_black_row(image))
+        if is_suspect and not png_rows_are_whole(self._data):
             text = f"{self._origin} cannot be decoded: it is truncated, before its last row"
             raise DataError(text, "get the file again", "truncated")
         if self._changed:
@@ -475,8 +479,8 @@ _ALPHAS = {1: PREMULTIPLIED, 2: ALPHA}
 _YCBCR, _JPEG = 6, 7
 _BY_PILLOW = (2, 3, 4, 6)
 """Compressions that tifffile does not read on every version of Python: those of fax, and JPEG of TIFF's version 6."""
-_OF_BYTES = (1, 2, 3, 4, 5, 32773)
-"""Compressions whose data may end in many zeros: none, those of fax, LZW and PackBits; their decoders notice an end."""
+_NEVER_ZEROS = (7, 33003, 33004, 33005, 34712, 50001)
+"""Compressions whose data never end in many zeros: those of JPEG, JPEG 2000 and WebP."""
 _NO_PAGE = 1 | 4
 """Bits of the tag NewSubfileType: reduced resolution, and transparency mask."""
 _NO_ORDER = "CQI"
@@ -503,7 +507,7 @@ class _TiffFile(ImageFile):
         self._data, self._origin, self._max_pixels = data, origin, max_pixels
         if not tiff_tables_are_whole(data):
             text = f"{origin} cannot be decoded: it is truncated, without the last of its pages"
-            raise DataError(text, "get the file again", "truncated")
+            raise DataError(text, "get the file again, or save its pages anew", "truncated")
         file = tifffile.TiffFile(io.BytesIO(data), _multifile=False)  # OME may name other files
         every = list(file.pages)
         self._pages = [page for page in every if not page.subfiletype & _NO_PAGE] or every
@@ -619,8 +623,8 @@ class _TiffFile(ImageFile):
         """Refuses coded data that end early, which some decoders fill up.  Raises DataError."""
         for begin, count in zip(page.dataoffsets, page.databytecounts):
             part = self._data[begin : begin + count]
-            is_coded = int(page.compression) not in _OF_BYTES
-            if is_coded and (len(part) < count or part.endswith(HOLE)):
+            is_short = len(part) < count and int(page.compression) != 1
+            if is_short or (int(page.compression) in _NEVER_ZEROS and part.endswith(HOLE)):
                 text = f"{origin} cannot be decoded: it is truncated, its coded data end early"
                 raise DataError(text, "get the file again", "truncated")
 

@@ -1,4 +1,4 @@
-"""The parts of JPEG, PNG and WebP files, without decoding them."""
+"""The parts of JPEG, PNG, WebP, TIFF and BMP files, without decoding them."""
 
 import re
 import struct
@@ -107,8 +107,11 @@ def has_hole(data: bytes) -> bool:
         is_sequential |= marker in (0xC0, 0xC1)
         if marker in (SCAN, _END) and begin and HOLE in data[begin:start]:
             return is_sequential and has_other
+        if marker == _END:
+            return False
         begin = end if marker == SCAN else begin
-    return begin > 0 and is_sequential and has_other and HOLE in data[begin:]
+    # Without an end, zeros behind the scan may be padding; decoding tells.
+    return begin > 0 and is_sequential and has_other and HOLE in data[begin:].rstrip(b"\0")
 
 
 def tiff_tables_are_whole(data: bytes) -> bool:
@@ -175,10 +178,8 @@ def bmp_grey_table(data: bytes) -> Optional[int]:
     count = struct.unpack_from("<I", data, 46)[0] if header >= 40 else 0
     table = data[14 + header :][: size * (count or 2**bits)] if bits in (4, 8) else b""
     colours = {table[at : at + 3] for at in range(0, len(table), size)}
-    is_misread = (
-        colours and len(table) // size in (2, 16) and all(len(set(colour)) == 1 for colour in colours)
-    )
-    return 14 + header + size if is_misread and (bits == 4 or len(table) == 2 * size) else None
+    is_grey = len(table) >= 2 * size and all(len(set(colour)) == 1 for colour in colours)
+    return 14 + header + size if is_grey and (bits == 4 or len(table) == 2 * size) else None
 
 
 def is_run_length_bmp(data: bytes) -> bool:

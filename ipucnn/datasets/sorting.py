@@ -113,27 +113,32 @@ class _Table(NamedTuple):
         path: the file, below the folder.
         header: the names of its columns.
         columns: those that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
+        hot: the columns behind ``_ONE_HOT``.
         rows: image below the folder -> its row.
-        part: the column that says the part of each image; "" without one.
+        parts: image -> folder of its part, "" if that is not known; empty if the set has no parts.
+        part_column: the column that says the parts; "" if folders do, or if there are none.
         num_others: the number of rows without an image.
     """
 
     path: Path
     header: List[str]
     columns: List[str]
+    hot: List[str]
     rows: Dict[Path, List[str]]
-    part: str
+    parts: Dict[Path, str]
+    part_column: str
     num_others: int
 
     def classes(self, column: str) -> Dict[Path, str]:
-        """Returns the class of each image that has one, by a column."""
+        """Returns the class of each image that has one, and a part if there are parts, by a column."""
+        rows = {image: row for image, row in self.rows.items() if not self.parts or self.parts[image]}
         if column == _ONE_HOT:
+            places = [self.header.index(name) for name in self.hot]
             return {
-                image: next(name for name, value in zip(self.header, row) if value in _HOT)
-                for image, row in self.rows.items()
+                image: next(self.header[k] for k in places if row[k] in _HOT) for image, row in rows.items()
             }
         k = self.header.index(column)
-        return {image: row[k] for image, row in self.rows.items() if row[k]}
+        return {image: row[k] for image, row in rows.items() if row[k]}
 
 
 def _rows(path: Path) -> List[List[str]]:
@@ -201,32 +206,64 @@ def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
         return None
     _, column, found = fitting[0]
     read = {image: row for image, row in zip(found, body) if image is not None}
-    columns = _label_columns(header, [*read.values()], column)
-    part = _part_column(header, [*read.values()])
-    return _Table(path, header, columns, read, part, len(body) - len(read)) if columns else None
+    columns, hot = _label_columns(header, [*read.values()], column)
+    parts = _parts(header, read)
+    if parts is None or not columns:
+        return None
+    return _Table(path, header, columns, hot, read, parts[1], parts[0], len(body) - len(read))
 
 
-def _part_column(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns the first column that has nothing but parts of a set in it, of training and of another; or ""."""
+def _parts(header: Sequence[str], rows: Mapping[Path, List[str]]) -> Optional[Tuple[str, Dict[Path, str]]]:
+    """Returns the column that says the part of each image, and the parts; None if columns contradict each other.
+
+    Folders that are called like parts say more than a column, which may divide the training part once more.
+    """
+    by_folder = {image: _part_of(image) for image in rows}
+    named = {*by_folder.values()}
+    if named != {""}:
+        return "", by_folder if {"train"} < named and "" not in named else {}
+    found: Dict[str, Dict[Path, str]] = {}
     for k, name in enumerate(header):
-        parts = {part_named(row[k]) for row in rows}
-        if {"train"} < parts <= {*_PARTS}:
-            return name
-    return ""
+        of_images = {image: _part_in(name, row[k]) for image, row in rows.items()}
+        known = {image: part for image, part in of_images.items() if part is not None}
+        if len(known) == len(rows) and {"train"} < {*known.values()} - {""}:
+            found[name] = known
+    if not found:
+        return "", {}
+    column, parts = next(iter(found.items()))
+    return (column, parts) if all(other == parts for other in found.values()) else None
 
 
-def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> List[str]:
+def _part_in(column: str, cell: str) -> Optional[str]:
+    """Returns the folder of the part that a cell names; "" for an empty cell, and None for another value."""
+    if cell and "train" in map(part_named, _parts_of_name(column)):
+        answer = {"1": "train", "true": "train", "yes": "train", "0": "val", "false": "val", "no": "val"}
+        if cell.casefold() in answer:
+            return answer[cell.casefold()]
+    return _PARTS.get(part_named(cell) or "") if cell else ""
+
+
+def _parts_of_name(name: str) -> List[str]:
+    return re.split(r"[\W_]+", name)
+
+
+def _label_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], names: int
+) -> Tuple[List[str], List[str]]:
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
+
+    If they are ``_ONE_HOT``, the columns behind it follow.
 
     There are none if a column that is called like labels cannot have them, or if none of several is called so: which
     one is meant is not known.  Of columns without names it is the one with other values than numbers.
     """
     if len(set(header)) < len(header):
-        return []
-    others = [k for k in range(len(header)) if k != names and header[k]]
+        return [], []
+    others = [k for k in range(len(header)) if k != names and header[k] and not _divides(header[k])]
     hot = [k for k in others if {row[k] for row in rows} <= {*_HOT, "0", "0.0"}]
     if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
-        return [_ONE_HOT]
+        columns = [header[k] for k in hot]
+        return ([_ONE_HOT], columns) if all(map(_is_folder_name, columns)) else ([], [])
     labels: List[str] = []
     fitting: List[str] = []
     for k in others:
@@ -234,15 +271,20 @@ def _label_columns(header: Sequence[str], rows: Sequence[Sequence[str]], names: 
         if not is_label and k in hot and len(hot) > 1:
             continue  # an image may have several of them
         most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
-        is_fold = _FOLD.fullmatch(header[k]) is not None
-        if 1 < len(values) <= most and all(map(_is_folder_name, values)) and not is_fold:
+        if 1 < len(values) <= most and all(map(_is_folder_name, values)):
             (labels if is_label else fitting).append(header[k])
         elif is_label:
-            return []
+            return [], []
     if header[0] == "1":
         worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows)]
         fitting = worded if len(worded) == 1 else fitting
-    return [*labels, *fitting] if labels or len(fitting) == 1 else []
+    return [*labels, *fitting] if labels or len(fitting) == 1 else [], []
+
+
+def _divides(name: str) -> bool:
+    """Returns whether a column is called like parts of a set or like folds, and not like classes."""
+    words = _parts_of_name(name)
+    return not _is_called_label(name) and any(part_named(word) or _FOLD.fullmatch(word) for word in words)
 
 
 def _is_called_label(name: str) -> bool:
@@ -284,8 +326,9 @@ def _classes_hint(folder: Path, files: _Files) -> str:
     alone = len(files.images) - len(
         {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
-    rest = f", in the parts of its column {printable(table.part)}" if table.part else ""
-    rest += f", without {counted(alone, 'image')} of which no class is known" if alone else ""
+    rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
+    of_which = "no class or no part" if table.part_column else "no class"
+    rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return (
@@ -355,13 +398,9 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
             f"{shown(table)} has no column {printable(column)} with classes",
             f"take one of {', '.join(map(printable, found.columns))}",
         )
-    parts = dict.fromkeys(found.rows, "")
-    if found.part:
-        k = found.header.index(found.part)
-        parts = {image: _PARTS[str(part_named(row[k]))] for image, row in found.rows.items()}
-    classes = found.classes(column).items()
+    classes, parts = found.classes(column).items(), found.parts
     return _placed(
-        folder, {image: Path(parts[image], name, "_".join(image.parts)) for image, name in classes}
+        folder, {image: Path(parts.get(image, ""), name, "_".join(image.parts)) for image, name in classes}
     )
 
 
@@ -460,7 +499,10 @@ def _pairs_of(images: Sequence[Path], masks: Sequence[Path]) -> _Pairs:
     numbered = _pairs(_side(images, _without_number), _side(masks, _without_number), has_several=True)
     if numbered or not all(_MASK_WORDS.fullmatch(path.parent.name.casefold()) for path in masks):
         return numbered
-    return _pairs(_side(images, _by_folder), _side(masks, _by_folder), has_several=True)
+    pairs = _pairs(_side(images, _by_folder), _side(masks, _by_folder), has_several=True)
+    named = {frozenset(re.sub(r"\d+", "", mask.stem) for mask in of_image) for of_image in pairs.values()}
+    # Of each image nucleus.png and cytoplasm.png: two kinds, and not two parts of one.
+    return {} if len(named) == 1 and len(next(iter(named))) > 1 else pairs
 
 
 def _masks_by_looks(folder: Path, files: Sequence[Path]) -> Dict[Path, Path]:
@@ -541,17 +583,27 @@ def copies_of_pairs(kind: str, folder: Path) -> Copies:
     parts = {_part_of(image) for image in kinds[kind]}
     has_parts = {"train"} < parts <= {*_PARTS.values()}
     pairs = ((_part_of(image) if has_parts else "", image, masks) for image, masks in kinds[kind].items())
-    return _copies(folder, pairs)
+    return _copies(folder, pairs, folder)
 
 
-def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]]) -> Copies:
-    """Returns the copies of pairs; a pair is the folder of its part, "" for none, an image and its masks."""
+def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], location: Path) -> Copies:
+    """Returns the copies of pairs, and of the table of their classes.
+
+    Args:
+        folder: the folder below which the files are.
+        pairs: the folder of the part, "" for none, an image and its masks.
+        location: the folder of the table.
+    """
+    from ipucnn.datasets.segmentation.masks import TABLE
+
     images, masks = {}, {}
     for part, image, of_image in pairs:
         name = "_".join((*image.parts[:-1], image.stem))
         images[image] = Path(part, "images", name + image.suffix)
         ending = of_image[0].suffix if len(of_image) == 1 else ".png"
         masks[Path(part, "masks", name + ending)] = [*of_image]
+    if (location / TABLE).is_file():
+        masks[Path(TABLE)] = [_below(folder, location / TABLE)]
     return {**_placed(folder, images), **masks}
 
 
@@ -561,11 +613,17 @@ def copies_of_set(folder: Path) -> Copies:
     Raises:
         DataError: there are no such folders, or two images would get one name.
     """
-    from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name
+    from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name, table_of
+    from ipucnn.datasets.segmentation.masks import TABLE
 
     found = find_layout("imagemasks", folder)
     if found is None:
         raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
+    if table_of(found) is not None and not (found.location / TABLE).is_file():
+        text = (
+            f"{shown(found.location)} has a dataset.json with the names of classes, which the copy would lack"
+        )
+        raise DataError(text, f"name them in {quoted(found.location / TABLE)}, a line for each: 1 cell")
     files: Dict[str, _Pairs] = {}
     for subset, (image, *masks) in masks_of_images(found):
         part = part_in_name(image.name) if found.is_undivided else subset.replace("eval", "validation")
@@ -573,7 +631,8 @@ def copies_of_set(folder: Path) -> Copies:
         of_part[_below(folder, image)] = [_below(folder, mask) for mask in masks]
     has_parts = "train" in files and "" not in files
     pairs = ((part, *pair) for part, of_part in files.items() for pair in of_part.items())
-    return _copies(folder, ((part if has_parts else "", image, masks) for part, image, masks in pairs))
+    parted = ((part if has_parts else "", image, masks) for part, image, masks in pairs)
+    return _copies(folder, parted, found.location)
 
 
 def _below(folder: Path, path: Path) -> Path:
@@ -645,40 +704,34 @@ def copy_files(folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path
 
 
 def _join(masks: Sequence[Path], place: Path) -> None:
-    """Writes the maximum of masks in each pixel.
+    """Writes the maximum of the stored numbers of masks in each pixel, as training reads them.
 
     Raises:
-        DataError: one cannot be read, or they have several sizes or kinds of numbers, colours, or several pages.
+        DataError: one cannot be read, or they have other sizes, palettes or turns, colours, or several pages.
     """
     import numpy as np
     from PIL import Image
 
-    joined = None
+    from ipucnn.datasets.base import read_file
+    from ipucnn.datasets.forms import MASK_HINT, mask_numbers, opened
+    from ipucnn.datasets.segmentation.masks import MaskSet
+
+    agreeing, joined = MaskSet(None), None
     for path in masks:
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image)
-                mode, pages = image.mode, getattr(image, "n_frames", 1)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(
-                f"{shown(path)} cannot be read: {printable(str(error))}", "save it anew"
-            ) from error
-        if pixels.ndim == 3 and (pixels[..., :3] == pixels[..., :1]).all():
-            pixels, mode = pixels[..., 0], "L"
-        joined = pixels if joined is None else joined
-        if (
-            pages > 1
-            or mode == "P"
-            or pixels.shape != joined.shape
-            or pixels.dtype != joined.dtype
-            or pixels.ndim > 2
-        ):
-            reason = "it has several pages, colours, or another size or type than the one before"
-            raise DataError(
-                f"{shown(path)} cannot be joined with other masks: {reason}", "join them yourself"
-            )
-        joined = np.maximum(joined, pixels)
-    Image.fromarray(np.asarray(joined)).save(place)
+        origin = f"mask {shown(path)}"
+        with opened(read_file(str(path)), origin, hint=MASK_HINT, strict=True) as file:
+            num_pages, mask = file.num_pages, mask_numbers(file.page(), origin)
+        agreeing.check(mask, origin)
+        numbers = mask.numbers
+        if numbers.ndim == 3 and (numbers == numbers[..., :1]).all():
+            numbers = numbers[..., 0]
+        joined = numbers if joined is None else joined
+        if num_pages > 1 or numbers.ndim > 2 or numbers.shape != joined.shape or mask.form.orientation != 1:
+            reason = "it has several pages, colours, another size than the one before, or is turned"
+            raise DataError(f"{origin} cannot be joined with others: {reason}", "join them yourself")
+        joined = np.maximum(joined, numbers)
+    pixels = np.asarray(joined)
+    Image.fromarray(pixels.astype(np.uint8 if pixels.max() < 256 else np.uint16)).save(place)
 
 
 def main(words: Sequence[str]) -> int:
@@ -699,6 +752,8 @@ def main(words: Sequence[str]) -> int:
                 "images TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
+        if not copies:
+            raise DataError(f"{shown(folder)} has nothing to copy", PAIR_LAYOUT)
         count = counted(sum(map(len, copies.values())), "file")
         if sys.stderr.isatty():
             print(f"copying {count} of {shown(folder)} into {shown(target)} ...", file=sys.stderr)

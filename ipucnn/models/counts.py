@@ -67,6 +67,21 @@ _WITH_KERNELS = (
 )
 
 
+def _kind_with_kernel(layer: KerasLayer) -> str:
+    """The class of Keras with a kernel that a layer is of or extends, as for weight standardisation; "" for others."""
+    known = [
+        base
+        for base in type(layer).__mro__
+        if base.__module__.split(".")[0] in ("keras", "tensorflow", "ipucnn")
+    ]
+    return next((base.__name__ for base in known if base.__name__ in _WITH_KERNELS), "")
+
+
+def is_estimated(layer: KerasLayer) -> bool:
+    """Whether multiplications of a layer are estimated from its weights: those of a user's class that extends none."""
+    return not stock_kind(layer) and not _kind_with_kernel(layer) and bool(layer.weights)
+
+
 def layer_macs(layer: KerasLayer) -> int:
     """Multiply-accumulates of all calls of a layer in one forward pass of one sample; 0 without a kernel.
 
@@ -75,13 +90,7 @@ def layer_macs(layer: KerasLayer) -> int:
     position of the input uses every number of the kernel once.  Of a user's own class, each number of a weight with
     several dimensions is counted as in a convolution.
     """
-    # A class that extends one of Keras, as for weight standardisation, has its kernel.
-    known = [
-        base
-        for base in type(layer).__mro__
-        if base.__module__.split(".")[0] in ("keras", "tensorflow", "ipucnn")
-    ]
-    kind = next((base.__name__ for base in known if base.__name__ in _WITH_KERNELS), "")
+    kind = _kind_with_kernel(layer)
     weights = layer.weights
     outputs = sum(_spatial(output_shape(layer, call)) for call in range(num_calls(layer))) if weights else 0
     if kind in ("Conv2D", "GroupedConv2D", "DepthwiseConv2D", "Dense"):
@@ -90,7 +99,7 @@ def layer_macs(layer: KerasLayer) -> int:
         return (_size(weights[0]) + _size(weights[1])) * outputs
     if kind == "Conv2DTranspose":
         return _size(weights[0]) * sum(_spatial(input_shape(layer, call)) for call in range(num_calls(layer)))
-    if not stock_kind(layer):  # an estimate, which is said where the network is read
+    if is_estimated(layer):
         return sum(_size(weight) for weight in layer.trainable_weights if len(weight.shape) > 1) * outputs
     return 0
 

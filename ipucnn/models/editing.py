@@ -136,7 +136,7 @@ def check_replaceable_norms(blueprint: Blueprint, norm: str) -> None:
 
 
 def remove_norm(blueprint: Blueprint) -> None:
-    """Removes every batch norm; if there were any, all layers with kernels get a bias, which the norms provided."""
+    """Removes every batch norm; all convolutions, and dense layers before a norm, get the bias that norms provided."""
     norms = [s.name for s in blueprint.nodes if s.stock == "BatchNormalization"]
     before = {name for norm in norms for name in blueprint[norm].inputs}
     for node in blueprint.nodes:

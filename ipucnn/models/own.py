@@ -34,6 +34,7 @@ from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Te
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
+from ipucnn.models.counts import is_estimated
 from ipucnn.models.keras_config import (
     FUNCTIONAL_HINT,
     LAYER_OF_OPERATION,
@@ -663,7 +664,9 @@ def _architecture_of(
             "which are those of --weights, or 0 and 1"
         )
     own = [
-        node.layer for node in layers if node.is_own and model is not None and node.layer_in(model).weights
+        node.layer
+        for node in layers
+        if node.is_own and model is not None and is_estimated(node.layer_in(model))
     ]
     if own:
         changes.append(
@@ -1039,7 +1042,8 @@ def _check_penalties(name: str, node: Node, layer: KerasLayer) -> None:
     """
     from tensorflow import keras
 
-    if all(value is None for key, value in node.config.items() if key.endswith("_regularizer")):
+    has_none = all(value is None for key, value in node.config.items() if key.endswith("_regularizer"))
+    if has_none or not node.config.get("trainable", True):
         return
     made = type(layer).from_config({**node.config, "name": layer.name})
     tensors = [keras.Input(tuple(one.shape)[1:]) for one in _tensors(layer.input)]

@@ -181,6 +181,10 @@ def infer_classes(request: InferRequest) -> Events[InferenceResult]:
     names = tuple(map(printable, trained.labels))
     spool, batches = Spool(), _Batches(trained, inputs, total)
     predictor, notes = trained.load(session, "infer")
+    if largest_batch(trained) == 1:
+        notes.append(
+            "each image is computed alone, because layers of the network's own may mix those of a batch"
+        )
     yield from (Note(f"note: {note}") for note in notes)
     for _, logits in predictor.logits(batches.read()):
         images, done = batches.waiting.popleft()
@@ -214,7 +218,7 @@ class _Batches:
     def read(self) -> Iterator[Tuple[Tensor]]:
         """Yields the batches; the last one is padded with zeros."""
         threads = min(self._trained.config.pipeline_num_parallel, 2 * num_cores())
-        size = batch_size(self._trained.input_shape, self._total)
+        size = batch_size(self._trained, self._total)
         finish = finisher(self._trained)
         images: List[Tuple[int, ImageInput, np.ndarray]] = []
         for position, (image, pixels) in enumerate(decoded(self._inputs, threads, 2 * size)):
@@ -231,9 +235,16 @@ class _Batches:
                 images = []
 
 
-def batch_size(input_shape: Tuple[int, int, int], total: int) -> int:
+def largest_batch(trained: TrainedSetup) -> int:
+    """Returns the most images that are computed together: one if the others might change its result."""
+    own = trained.record.own
+    return 1 if own is not None and own.may_mix_samples else LARGEST_BATCH
+
+
+def batch_size(trained: TrainedSetup, total: int) -> int:
     """Returns the images per batch: enough to keep the cores busy, few enough for any memory."""
-    return max(1, min(LARGEST_BATCH, BATCH_PIXELS // (input_shape[0] * input_shape[1]), total))
+    height, width = trained.input_shape[:2]
+    return max(1, min(largest_batch(trained), BATCH_PIXELS // (height * width), total))
 
 
 def finisher(trained: TrainedSetup) -> Callable[[np.ndarray], "Tensor"]:

@@ -1,7 +1,8 @@
 """Which existing files and folders a command may replace, and which outputs could not be written.
 
-All is checked before any work begins.  A folder is replaced if ``--overwrite`` is given and it is of the same kind; a
-picture of a mask if ipucnn wrote it; a table or plot always, except by a file that is read.
+All is checked before any work begins.  A folder is replaced if ``--overwrite`` is given and it is of the same kind, as
+are those of checkpoints and of folds, which ``writer.py`` looks at; a picture of a mask if ipucnn wrote it; a table or
+plot always, except a file that is read.
 """
 
 import contextlib

@@ -264,7 +264,7 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     return classes
 
 
-def class_colours(classes: MaskClasses, masks: Collection[Mask]) -> Tuple[Tuple[int, int, int], ...]:
+def colours_of_classes(classes: MaskClasses, masks: Collection[Mask]) -> Tuple[Tuple[int, int, int], ...]:
     """Returns red, green and blue of each class, from the table or from the palettes of masks.
 
     Each colour is that of the first mask that has the class: in the palettes of others it may mean nothing.
@@ -734,6 +734,6 @@ def open_pairs(
         decoded=True,
         patchwise=True,
         own_split=found.is_undivided,
-        class_colours=class_colours(classes, [stored[pair] for pair in pairs]),
+        class_colours=colours_of_classes(classes, [stored[pair] for pair in pairs]),
         mask_values=() if classes.colours or EVERY_OTHER in values else values,
     )

@@ -250,7 +250,7 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
     for values in unnamed_values(classes, table is not None):
         survey.find("unnamed-classes", None, values)
     if stored:
-        survey.class_colours = imagemasks.class_colours(classes, stored.values())
+        survey.class_colours = imagemasks.colours_of_classes(classes, stored.values())
     return {
         subset: _pairs_samples(survey, found, classes, of_part)
         for subset in (TRAIN, EVAL)
