@@ -276,9 +276,9 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
             text = f"{origin} is damaged: zeros stand in place of a part of its scans"
             raise DataError(text, "get the file again", "truncated")
         if (
-            lacks_end and not is_progressive
-        ):  # what was not written may be zeros; the scan itself may end in a few
-            end = min(len(data), len(data.rstrip(b"\0")) + len(HOLE))
+            lacks_end and not is_progressive and data.endswith(HOLE)
+        ):  # padding, or not written; a scan may end in a few
+            end = len(data.rstrip(b"\0")) + len(HOLE)
         if end is not None and is_progressive:
             same = data[:end] + FILLER + data[end : end + 2]
         elif end is not None:
