@@ -580,7 +580,7 @@ def test_masks_are_drawings_of_few_values(kind):
     for k in range(4):
         paths += [f"set/img_{k}.png", f"set/img_{k}_label.{ending}"]
         Path("set").mkdir(exist_ok=True)
-        Image.fromarray(RNG.randint(0, 256, (*size, 3)).astype(np.uint8)).save(paths[-2])
+        Image.fromarray(RNG.randint(0, 256, (*size, 3)).astype(np.uint8)).save(paths[-2], compress_level=0)
         draw().save(paths[-1])
     found = {mask: image for image, mask in zip(paths[::2], paths[1::2])} if is_mask else {}
     assert masks_by_content(paths) == found
