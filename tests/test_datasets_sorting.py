@@ -369,6 +369,7 @@ def test_what_a_table_leaves_out_is_said():
         ],  # two labels for some; a column alone is none
         ["image,label", *(f"other{k}.png,{k % 2}" for k in range(6))],
         ["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))],
+        ["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))],
     ],
 )
 def test_tables_without_classes_give_no_command(rows):
