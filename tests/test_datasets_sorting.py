@@ -543,13 +543,12 @@ def test_images_of_classes_are_no_masks(draw):
     assert len(source.train) + len(source.eval) == sum(len(names) for _, _, names in os.walk("set"))
 
 
-def areas(values, dtype=np.uint8, size=96, mode=None):
-    """Returns a picture of upright stripes of the values, the first of which is the widest."""
+def areas(values, dtype=np.uint8, size=96):
+    """Returns a picture of slanted stripes of the values, the first of which is the widest."""
     widths = [2, *([1] * (len(values) - 1))]
     numbers = np.repeat(np.arange(len(values)), widths)[np.arange(size) * sum(widths) // size]
-    return Image.fromarray(
-        np.broadcast_to(np.array(values, dtype)[numbers], (size, size, *np.shape(values)[1:])).copy()
-    )
+    place = (np.arange(size)[:, np.newaxis] + np.arange(size)) // 2
+    return Image.fromarray(np.array(values, dtype)[numbers[place]])
 
 
 def indexed(values):
@@ -558,7 +557,25 @@ def indexed(values):
     return image
 
 
+def stars():
+    """A photograph of the night: one common value, and many others between 20 and 255 on a tenth of the pixels."""
+    pixels = np.zeros((96, 96), np.uint8)
+    spots = np.arange(96 * 96).reshape(96, 96) % 10 == 3
+    pixels[spots] = 20 + np.arange(int(spots.sum())) % 236
+    return Image.fromarray(pixels)
+
+
+def shaded():
+    """Shapes of two greys on black, and a slope of many greys that takes more room than they."""
+    pixels = np.zeros((96, 96), np.uint8)
+    pixels[:40, :60], pixels[:40, 60:] = 120, 220
+    pixels[40:] = np.arange(96) * 2
+    return Image.fromarray(pixels)
+
+
 DRAWN = {
+    "a photograph of stars": (stars, "png", False),
+    "shapes and a slope": (shaded, "png", False),
     "bits": (lambda: areas([0, 255]).convert("1"), "png", True),
     "20 classes in a palette": (lambda: indexed(range(20)), "png", True),
     "16 bits": (lambda: areas([0, 300, 60000], np.uint16), "png", True),
@@ -582,7 +599,7 @@ def test_masks_are_drawings_of_few_values(kind):
         paths += [f"set/img_{k}.png", f"set/img_{k}_label.{ending}"]
         Path("set").mkdir(exist_ok=True)
         Image.fromarray(RNG.randint(0, 256, (*size, 3)).astype(np.uint8)).save(paths[-2], compress_level=0)
-        draw().save(paths[-1])
+        draw().save(paths[-1], **({"quality": 60} if ending == "jpg" else {}))
     found = {mask: image for image, mask in zip(paths[::2], paths[1::2])} if is_mask else {}
     assert masks_by_content(paths) == found
     # Masks of another size are those of other images.
