@@ -273,6 +273,18 @@ def test_one_table_of_two_folders_keeps_the_parts():
     assert (len(source.train), len(source.eval)) == (6, 6)
 
 
+def test_images_outside_of_the_parts_are_left_out_or_sort_nothing():
+    for k in range(4):
+        photo(f"set/train/t{k}.png", f"set/test/e{k}.png", f"set/more/m{k}.png")
+    names = [f"{name}{k}.png,{'ab'[k % 2]}" for name in "tem" for k in range(4)]
+    write("set/t.csv", "file,label", *names)
+    assert "without 4 images of which no class or no part is known" in refused("set", "classification")
+    source = followed("set", "classification")
+    assert (len(source.train), len(source.eval)) == (4, 4)
+    write("set/t.csv", "file,label", *names[4:])
+    assert "sorting" not in refused("set", "classification")
+
+
 @pytest.mark.parametrize(
     "header, cells",
     [

@@ -220,8 +220,13 @@ def _parts(header: Sequence[str], rows: Mapping[Path, List[str]]) -> Optional[Tu
     """
     by_folder = {image: _part_of(image) for image in rows}
     named = {*by_folder.values()}
-    if named != {""}:
-        return "", by_folder if {"train"} < named and "" not in named else {}
+    if named - {"", "train"}:
+        # Images outside of the parts are left out; without a part of training, theirs is not known.
+        return (
+            None if len(named) > 1 and "train" not in named else ("", by_folder if "train" in named else {})
+        )
+    if "train" in named:
+        return "", {}
     found: Dict[str, Dict[Path, str]] = {}
     for k, name in enumerate(header):
         of_images = {image: _part_in(name, row[k]) for image, row in rows.items()}
@@ -252,10 +257,9 @@ def _label_columns(
 ) -> Tuple[List[str], List[str]]:
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
 
-    If they are ``_ONE_HOT``, the columns behind it follow.
-
-    There are none if a column that is called like labels cannot have them, or if none of several is called so: which
-    one is meant is not known.  Of columns without names it is the one with other values than numbers.
+    If they are ``_ONE_HOT``, the columns behind it are the second result.  There are none if a column that is called
+    like labels cannot have them, or if none of several is called so: which one is meant is not known.  Of columns
+    without names it is the one with other values than numbers.
     """
     if len(set(header)) < len(header):
         return [], []
@@ -327,7 +331,7 @@ def _classes_hint(folder: Path, files: _Files) -> str:
         {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
     rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
-    of_which = "no class or no part" if table.part_column else "no class"
+    of_which = "no class or no part" if table.parts else "no class"
     rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
