@@ -876,8 +876,6 @@ _IMAGE_END = re.compile(_BEFORE_WORD + r"(?:img|image)\Z", re.IGNORECASE)
 """Endings of the names of masks and of images, or whole names."""
 _NUMBER = r"[_-]?\d+"
 _NUMBER_END = re.compile(_NUMBER + r"\Z")
-NUMBERED_MASK = _MASK + f"(?:{_NUMBER})?" + r"\Z"
-"""The pattern of the endings of masks in any case, also with a number: one of several masks of an image."""
 _MASK_FILE = re.compile(_MASK + f"(?:{_NUMBER})?" + r"(?:\.ome)?\.\w+\Z", re.IGNORECASE)
 
 

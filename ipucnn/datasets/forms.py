@@ -275,9 +275,8 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
         if strict and (has_hole(data) or (lacks_end and is_progressive and data.endswith(HOLE))):
             text = f"{origin} is damaged: zeros stand in place of a part of its scans"
             raise DataError(text, "get the file again", "truncated")
-        if (
-            lacks_end and not is_progressive and data.endswith(HOLE)
-        ):  # padding, or not written; a scan may end in a few
+        # Zeros at the end are padding, or were not written; the scan itself may end in a few.
+        if lacks_end and not is_progressive and data.endswith(HOLE):
             end = len(data.rstrip(b"\0")) + len(HOLE)
         if end is not None and is_progressive:
             same = data[:end] + FILLER + data[end : end + 2]
@@ -621,10 +620,13 @@ class _TiffFile(ImageFile):
 
     def _check_coded(self, page: TiffPage, origin: str) -> None:
         """Refuses coded data that end early, which some decoders fill up.  Raises DataError."""
+        compression = int(page.compression)
+        if compression == 1:
+            return  # tifffile notices it
         for begin, count in zip(page.dataoffsets, page.databytecounts):
-            part = self._data[begin : begin + count]
-            is_short = len(part) < count and int(page.compression) != 1
-            if is_short or (int(page.compression) in _NEVER_ZEROS and part.endswith(HOLE)):
+            end = begin + count
+            is_zeros = compression in _NEVER_ZEROS and self._data[begin:end].endswith(HOLE)
+            if end > len(self._data) or is_zeros:
                 text = f"{origin} cannot be decoded: it is truncated, its coded data end early"
                 raise DataError(text, "get the file again", "truncated")
 
