@@ -488,11 +488,14 @@ def test_images_whose_names_begin_with_their_class_are_sorted_if_the_hint_is_typ
 ):
     folder = tmp_path / "my set"
     draw(folder, *(name.format(k) for name in names for k in range(6)))
-    error = check_raises(DataError, "is named like a part", "put the images of each class", opened, folder)
-    command, _, dataset = error.hint.partition("its name: ")[2].partition("; then pass --dataset ")
-    subprocess.run(command, shell=True, check=True)
-    assert shlex.split(dataset) == [str(folder / part)]
-    source = opened(folder / part)
+    error = check_raises(DataError, "is named like a part", "into class folders", opened, folder)
+    command, _, dataset = error.hint.partition("class folders: ")[2].partition("; then pass --dataset ")
+    before = sorted(folder.rglob("*"))
+    assert sorting.main(shlex.split(command)[3:]) == 0
+    target = (folder / part).with_name((part or folder.name) + "-classes")
+    assert shlex.split(dataset) == [str(target)]
+    assert before == [path for path in sorted(folder.rglob("*")) if target not in (path, *path.parents)]
+    source = opened(target)
     assert source.info.class_names == classes
     assert np.bincount([*source.train.labels, *source.eval.labels]).tolist() == [count, count]
 

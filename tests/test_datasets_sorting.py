@@ -144,6 +144,28 @@ def test_rows_belong_to_the_images_that_they_name(make):
     assert found == expected
 
 
+def one_folder():
+    for k in range(8):
+        save(f"set/{'great_dane' if k % 3 else 'cat'}.{k}.png", k)
+    return {k: "great_dane" if k % 3 else "cat" for k in range(8)}
+
+
+def test_names_that_begin_with_their_class_are_sorted():
+    expected, found = one_folder(), {}
+    source = followed("set", "classification")
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == expected
+
+
+def test_names_that_begin_with_parts_or_sides_tell_no_classes():
+    for word, other in (("train", "test"), ("image", "mask"), ("cat", "12")):
+        for k in range(4):
+            save(f"{word}/{word}_{k}.png", k)
+            save(f"{word}/{other}_{k}.png", k)
+        assert "sorting names" not in refused(word, "classification")
+
+
 def nuclei():
     """DSB2018: a folder for each image, with a mask of each cell."""
     for k in range(5):

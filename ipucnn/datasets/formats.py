@@ -36,6 +36,7 @@ from ipucnn.filesystem import (
     entries,
     errors_about,
     kind_of,
+    new_folder,
     read_bytes,
     real,
     shown,
@@ -394,19 +395,26 @@ _NAMED_CLASS = re.compile(r"(.*[^\W\d_])([._ -]+\(?)\d.*", re.DOTALL)
 """The name of an image that begins with its class, what follows this, and a number: cat.0.jpg, great_dane_12.jpg."""
 
 
-def class_loop(part: Path) -> str:
-    """Returns the command that puts the images of a folder into class folders by their names; "" if they have none."""
+def classes_in_names(part: Path) -> Dict[str, str]:
+    """Returns the class of each image of a folder, with which its name begins; there are none if one has no class."""
     if part_named(part.name) == "masks":
-        return ""
-    names = [_NAMED_CLASS.fullmatch(name) for name in _own_images(part)]
-    found = [name for name in names if name is not None]
-    classes, separators = sorted({name[1] for name in found}), {name[2] for name in found}
+        return {}
+    names = {name: _NAMED_CLASS.fullmatch(name) for name in _own_images(part)}
+    found = {name: (match[1], match[2]) for name, match in names.items() if match is not None}
+    classes, separators = {name for name, _ in found.values()}, {separator for _, separator in found.values()}
     if len(found) < len(names) or len(separators) != 1 or not 1 < len(classes) <= len(names) // 2:
-        return ""
-    listed = " ".join(map(quoted, classes))
+        return {}
+    if any(part_named(name) or side_named(name) for name in classes):
+        return {}  # train_1.jpg, mask_1.png
+    return {name: of_name for name, (of_name, _) in found.items()}
+
+
+def named_classes_hint(folder: Path) -> str:
+    """Returns the hint with the command for images whose names begin with their classes, of a set or of one part."""
+    target = new_folder(folder, "classes")
     return (
-        f'(cd {quoted(part)} && for c in {listed}; do mkdir -p "$c" && for f in "$c"{quoted(*separators)}[0-9]*; '
-        'do mv "$f" "$c"/; done; done)'
+        "if the names of images begin with their classes, copy them into class folders: "
+        f"{SORTING} names {quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
     )
 
 
@@ -414,16 +422,10 @@ def _bare_part(folder: Path, parts: Sequence[Path], has_classes: bool) -> DataEr
     """Returns the error about images in folders that are named like parts, without class folders in them."""
     part = min(parts, key=lambda path: part_named(path.name) != "train")
     text = f"{shown(part)} is named like a part of a data set, and has images without class folders"
-    loops = {path: class_loop(path) for path in parts}
-    if loops[part]:
-        named = {part_named(path.name) for path in parts if loops[path]}
-        is_whole = {"train"} < named <= {*_SERVING}
-        return DataError(
-            text,
-            "put the images of each class, with which their names begin, into a folder of its name: "
-            f"{' && '.join(filter(None, loops.values()))}; "
-            f"then pass --dataset {quoted(folder if is_whole else part)}",
-        )
+    classified = [path for path in parts if classes_in_names(path)]
+    if part in classified:
+        is_whole = {"train"} < {part_named(path.name) for path in classified} <= {*_SERVING}
+        return DataError(text, named_classes_hint(folder if is_whole else part))
     if not has_classes:
         return DataError(
             text, f"put the images of each class into a folder of its own: {shown(part)}/CLASS/*.jpg"

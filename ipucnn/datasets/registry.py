@@ -27,11 +27,12 @@ from ipucnn.datasets.formats import (
     NoPairs,
     base_name,
     check_has_masks,
-    class_loop,
+    classes_in_names,
     find_class_parts,
     find_layout,
     find_set,
     find_sets,
+    named_classes_hint,
     part_alone,
     places_of_images,
     subfolders,
@@ -733,12 +734,8 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         alone = "" if found is None or "train" in found.parts else part_alone(found)
         raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
-    loop = class_loop(folder) if found is None else ""
-    if loop:
-        hint = (
-            "put the images of each class, with which their names begin, into a folder of its name: "
-            f"{loop}; then pass --dataset {quoted(folder)}"
-        )
+    if found is None and classes_in_names(folder):
+        hint = named_classes_hint(folder)
     elif found is not None and found.parts:
         hint += part_alone(found)
     else:

@@ -3,8 +3,8 @@
 A folder with such a layout is refused, because several things could be meant, and :func:`sorting_hint` gives the
 command that makes a set of it: ``python -m ipucnn.datasets.sorting classes TABLE COLUMN TARGET FOLDER`` or ``... masks
 KIND TARGET FOLDER``; for pairs that are read, with several masks of an image or parts in their names, ``... pairs
-TARGET FOLDER``, and for class folders without masks ``... images TARGET FOLDER``.  The command copies; the files stay
-where they are.
+TARGET FOLDER``, for class folders without masks ``... images TARGET FOLDER``, and for names that begin with a class
+``... names TARGET FOLDER``.  The command copies; the files stay where they are.
 """
 
 import csv
@@ -21,11 +21,13 @@ from ipucnn.datasets.formats import (
     MAXIMUM,
     PAIR_LAYOUT,
     SORTING,
+    classes_in_names,
     find_layout,
     is_image_name,
     is_made_by_system,
     part_named,
     side_named,
+    subfolders,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -657,6 +659,20 @@ def copies_without_masks(folder: Path) -> Copies:
     }
 
 
+def copies_by_names(folder: Path) -> Copies:
+    """Returns the copies of the images of a folder, or of its parts, into folders of the classes in their names."""
+    own = classes_in_names(folder)
+    parts = [] if own else [path for path in subfolders(folder) if part_named(path.name)]
+    return {
+        below / of_name / name: [below / name]
+        for below, classes in [
+            (Path(), own),
+            *((Path(path.name), classes_in_names(path)) for path in parts),
+        ]
+        for name, of_name in classes.items()
+    }
+
+
 def hint_without_masks(folder: Path, is_inside: bool) -> str:
     """Returns words for a hint with the commands for a folder whose class folders have masks.
 
@@ -738,6 +754,9 @@ def _join(masks: Sequence[Path], place: Path) -> None:
     Image.fromarray(pixels.astype(np.uint8 if pixels.max() < 256 else np.uint16)).save(place)
 
 
+_OF_FOLDER = {"pairs": copies_of_set, "images": copies_without_masks, "names": copies_by_names}
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     try:
@@ -747,13 +766,13 @@ def main(words: Sequence[str]) -> int:
         elif len(words) == 4 and words[0] == "masks":
             folder, target = expand(words[3]), expand(words[2])
             copies = copies_of_pairs(words[1], folder)
-        elif len(words) == 3 and words[0] in ("pairs", "images"):
+        elif len(words) == 3 and words[0] in _OF_FOLDER:
             folder, target = expand(words[2]), expand(words[1])
-            copies = (copies_of_set if words[0] == "pairs" else copies_without_masks)(folder)
+            copies = _OF_FOLDER[words[0]](folder)
         else:
             raise ConfigurationError(
-                "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, pairs TARGET FOLDER, or "
-                "images TARGET FOLDER",
+                "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, pairs TARGET FOLDER, "
+                "images TARGET FOLDER, or names TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         if not copies:
