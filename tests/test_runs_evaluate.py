@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import shutil
 import warnings
 import zipfile
+from pathlib import Path
 from statistics import harmonic_mean
 from types import SimpleNamespace
 
@@ -125,16 +127,82 @@ def evaluated(run, *args):
     return result
 
 
-def test_a_set_that_changed_since_training_is_named_because_it_is_divided_anew(
-    lightly, succeeds, report, tmp_path
-):
-    write_class_folders(tmp_path / "set", {("", name): 10 for name in ("a", "b")})
+def an_image_less(folder):
+    os.remove(folder / "a" / "3.bmp")
+
+
+def exchanged_labels(folder):
+    """All names and sizes stay."""
+    (folder / "a" / "3.bmp").rename("kept")
+    (folder / "b" / "3.bmp").rename(folder / "a" / "3.bmp")
+    Path("kept").rename(folder / "b" / "3.bmp")
+
+
+def from_training_to_evaluation(folder):
+    (folder.with_name("train") / "a" / "3.bmp").rename(folder.with_name("val") / "a" / "of_training.bmp")
+
+
+@pytest.mark.parametrize(
+    "parts, change",
+    [
+        ("", an_image_less),
+        ("", exchanged_labels),
+        ("train", from_training_to_evaluation),
+        ("val", exchanged_labels),
+    ],
+)
+def test_a_set_that_changed_since_training_is_named(lightly, succeeds, report, tmp_path, run, parts, change):
+    classes = {(part, name): 10 for part in (["train", "val"] if parts else [""]) for name in ("a", "b")}
+    write_class_folders(tmp_path / "set", classes, form="BMP", ending="bmp")
     words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
     succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
-    said = "others are held out now, and those that were trained on may be among them"
+    said = "images that were trained on may be among those that are evaluated now"
     assert not any(said in note for note in report("evaluate", "r")["notes"])
-    os.remove(tmp_path / "set" / "a" / "3.png")
-    assert any(said in note for note in report("evaluate", "r")["notes"])
+    change(tmp_path / "set" / parts)
+    for words in ([], ["--dataset", "set"]):
+        assert any(said in note for note in report("evaluate", "r", *words)["notes"])
+    again = Refusal(["train", "--resume", "--run-dir", "r", "--num-epochs", 2], "is not as it was for r/")
+    check_refused(run, again, unchanged=[tmp_path / "r"])
+
+
+def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeeds, report, tmp_path):
+    classes = {(part, name): 6 for part in ("train", "val") for name in ("a", "b")}
+    write_class_folders(tmp_path / "set", classes)
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "set" / "val", other / "train")
+    shutil.copytree(tmp_path / "set" / "val", other / "val")
+
+    def said():
+        return [
+            note
+            for note in report("evaluate", "r", "--dataset", "other")["notes"]
+            if "was trained on" in note
+        ]
+
+    assert said() == []
+    for k in range(3):
+        shutil.copy(tmp_path / "set" / "train" / "b" / f"{k}.png", other / "val" / "b" / f"more{k}.png")
+    (note,) = said()
+    assert note.startswith(
+        "3 of the 15 images of imagefolder (other) are among those that the network was trained on"
+    )
+    (tmp_path / "set").rename(tmp_path / "elsewhere")
+    (note,) = said()
+    assert note.startswith("if the network was trained on some of the images, scores of those are too high")
+
+
+def test_what_is_left_out_of_the_set_of_training_is_said_again(lightly, succeeds, tmp_path):
+    classes = {(part, name): 8 for part in ("train", "val") for name in ("a", "b")}
+    write_class_folders(tmp_path / "set", classes)
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--skip-damaged"]
+    succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
+    for k in range(3):
+        (tmp_path / "set" / "val" / "a" / f"{k}.png").write_bytes(b"")
+    for command in (["evaluate", "r"], ["infer", "r", "--split", "eval"]):
+        _, err = succeeds(*command)
+        assert re.search("^warning: .*3 .*damaged", err, re.MULTILINE), err
 
 
 def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_not(
@@ -149,14 +217,20 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
 
     def evaluate(*args):
         found = report("evaluate", "r", *args)
-        said = [note for note in found["notes"] if "for evaluation" in note]
+        words = ("for evaluation", "was trained on")
+        said = [note for note in found["notes"] if any(word in note for word in words)]
         return found["dataset"]["size"], found["dataset"]["stored"], said
 
     size, stored, notes = evaluate("--dataset", "yours")
     assert (size, stored) == (10, 10)
+    out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "mine", "--format", "csv")
+    held_out = {line.split(",")[0] for line in out.splitlines()[1:]}
+    trained = {path.read_bytes() for path in Path("mine").rglob("*.bmp") if str(path) not in held_out}
+    shared = sum(path.read_bytes() in trained for path in Path("yours").rglob("*.bmp"))
     assert notes == [
-        "all 10 images of imagefolder (yours) are for evaluation; if the network was trained on some of them, scores "
-        "of those are too high"
+        "all 10 images of imagefolder (yours) are for evaluation",
+        f"{shared} of the 10 images of imagefolder (yours) are among those that the network was trained on: scores "
+        "come out too high",
     ]
     assert evaluate("--dataset", "yours", "--limit-eval", "4")[:2] == (4, 10)
     held_out = (
@@ -181,7 +255,7 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     found = report("evaluate", "r", "--dataset", "mine")
     assert found["dataset"]["size"] == 2 and any("is not as it was in training" in n for n in found["notes"])
     (tmp_path / "mine").rename(tmp_path / "yours")
-    size, stored, (note,) = evaluate("--dataset", "yours", "--validation-fraction", "0.4")
+    size, stored, (note, _) = evaluate("--dataset", "yours", "--validation-fraction", "0.4")
     assert (size, stored) == (4, 4) and "4 of its 10 images" in note
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
     names = [line.split(",")[0] for line in out.splitlines()[1:]]

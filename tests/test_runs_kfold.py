@@ -211,8 +211,12 @@ def test_typed_pairs_are_evaluated_whole_unless_they_are_those_of_the_fold(of_pa
         assert (stored, held_out) == (2, tuple(names[:2])) and note.startswith(
             "2 of the 4 pairs of imagemasks"
         )
-    stored, every, (note,) = evaluated({"dataset": str(other)}.items())
-    assert (stored, every) == (4, tuple(names)) and note.startswith("all 4 pairs of imagemasks")
+    stored, every, notes = evaluated({"dataset": str(other)}.items())
+    assert (stored, every) == (4, tuple(names)) and notes[0].startswith("all 4 pairs of imagemasks")
+    assert (
+        notes[1].startswith("2 of the 4 images of imagemasks")
+        and "that the network was trained on" in notes[1]
+    )
 
 
 def test_validation_counts_whole_images(of_pairs):

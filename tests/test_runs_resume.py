@@ -423,6 +423,48 @@ def test_other_data_are_refused(tmp_path, run):
     check_refused(run, Refusal(more, "data sha256"))
 
 
+def test_a_folder_of_images_may_have_moved(tmp_path, run, succeeds, monkeypatch):
+    """The hints say how to name its new place, from wherever the run is seen; a folder with other images is refused."""
+    write_class_folders(tmp_path / "photos", {("", name): 8 for name in ("a", "b")})
+    words = [
+        "train",
+        "lenet",
+        "--dataset",
+        "photos",
+        "--image-size",
+        "16",
+        "--micro-batch-size",
+        "4",
+        "--seed",
+        "1",
+        "--run-dir",
+    ]
+    succeeds(*words, "whole", "--num-epochs", "2")
+    succeeds(*words, "r", "--num-epochs", "1")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    where = "the run was trained with --dataset photos in another folder; from here, add --dataset ../photos"
+    more = ("train", "--resume", "--run-dir", "../r", "--num-epochs", "2")
+    check_refused(run, Refusal(more, "data set 'photos' is unknown", where))
+    check_refused(run, Refusal(["evaluate", "../r"], "data set 'photos' is unknown", where))
+    succeeds("evaluate", "../r", "--dataset", "../photos")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").rename("moved")
+    where = "the run was trained with --dataset photos; add --dataset DIR"
+    more = ("train", "--resume", "--run-dir", "r", "--num-epochs", "2")
+    check_refused(run, Refusal(more, "data set 'photos' is unknown", where))
+    check_refused(run, Refusal(["evaluate", "r"], "data set 'photos' is unknown", where))
+    write_class_folders(tmp_path / "other", {("", name): 8 for name in ("b", "a")})
+    check_refused(run, Refusal([*more, "--dataset", "other"], "is not as it was for"))
+    check_refused(run, Refusal([*more, "--dataset", "digits"], "the run in r has photos"))
+    succeeds(*more, "--dataset", "moved")
+    assert rows(tmp_path / "r") == rows(tmp_path / "whole")
+    weights = [
+        load_checkpoint(tmp_path / name / "checkpoints" / "last.npz").weights for name in ("r", "whole")
+    ]
+    assert all((weights[0][name] == value).all() for name, value in weights[1].items())
+
+
 def test_checkpoint_of_another_model_is_never_validated(uninterrupted, folders, run):
     uninterrupted("other")
     words = ["train", "mnist_cnn", "--dataset", "digits", "--no-training", "--run-dir", "v"]

@@ -5,9 +5,11 @@ preset is the one that ``--config`` names, else the built-in one of the model an
 other, one that is given in a higher layer drops the other from the lower layers.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -56,6 +58,7 @@ OF_VALIDATIONS = ("validation_micro_batch_size", "validation_num_replicas", "pip
 OWN_GLOBAL_BATCH = 32
 INITIAL_RATE = "initial_learning_rate"
 LEAST_VALIDATIONS = 5
+_OF_PLACE = ("dataset", "dataset_path")
 PLANS = ("plan-splits",)
 """Commands that plan MODEL, and avoid building it if they can."""
 # Defaults of Graphcore's public application that differ from ipucnn's and change what a run computes
@@ -451,6 +454,7 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
     Raises:
         ConfigurationError: an option would change what the run computes.
     """
+    from ipucnn.datasets.registry import is_folder_name
     from ipucnn.models.registry import get_model
 
     changes: PlainDict = {}
@@ -460,7 +464,9 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
         saved_value = getattr(saved, spec.name)
         if not origin.overrides_run:
             continue
-        if spec.effect is Effect.RESULT:
+        if spec.name == "dataset" and is_folder_name(value) and is_folder_name(saved_value):
+            changes[spec.name] = value  # The files may have moved; they are compared by their content.
+        elif spec.effect is Effect.RESULT:
             _check_unchanged(spec, origin, value, saved_value, run)
         elif value == saved_value:
             continue
@@ -478,15 +484,56 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
     record = get_model(config.model_name)
     is_named = requested.origins["dataset"].overrides_run
     named = {"dataset": requested.config.dataset if is_named else None, "dry_run": config.dry_run}
+    typed = {key: getattr(requested.config, key) for key in _OF_PLACE if requested.origins[key].overrides_run}
+    with place_of_data(saved, typed, run):
+        data = _choose_dataset(requested.command, record, named, settings)
     return dataclasses.replace(
         requested,
         config=config,
         origins=origins,
         record=record,
-        data=_choose_dataset(requested.command, record, named, settings),
+        data=data,
         preset=None,
         left_out=(*requested.left_out, *left_out),
     )
+
+
+@contextlib.contextmanager
+def place_of_data(saved: RunConfig, given: Mapping[str, PlainValue], run: str) -> Iterator[None]:
+    """Adds to the error that ends the block, because a run's data set is not found, how to say where it is.
+
+    Args:
+        saved: the run's configuration.
+        given: the options of the command line.
+        run: its folder, or its checkpoint.
+    """
+    try:
+        yield
+    except (ConfigurationError, DataError) as error:
+        raise type(error)(error.message, _hint_of_place(saved, given, run) or error.hint) from error
+
+
+def _hint_of_place(saved: RunConfig, given: Mapping[str, PlainValue], run: str) -> str:
+    """Returns a hint if the data of a run lie elsewhere than it says, as seen from here; "" if that is not known."""
+    from ipucnn.datasets.registry import is_folder_name
+
+    is_outside = os.path.relpath(run).startswith(os.pardir)
+    if is_folder_name(saved.dataset):
+        flag, place = "--dataset", str(saved.dataset)
+        if given.get("dataset") is not None or Path(place).expanduser().is_dir():
+            return ""
+    else:
+        flag, place = "--dataset-path", str(saved.dataset_path)
+        is_given = given.get("dataset") is not None or given.get("dataset_path") is not None
+        if is_given or os.path.isabs(os.path.expanduser(place)) or not is_outside:
+            return ""
+    trained = f"the run was trained with {flag} {shown_value(place)}{' in another folder' * is_outside}"
+    for folder in Path(os.path.abspath(run)).parents:
+        nearby = os.path.relpath(folder / place)
+        # The parent folder itself is no answer: the run does not name it.
+        if os.path.normpath(place) != os.curdir and Path(nearby).is_dir():
+            return f"{trained}; from here, add {flag} {quoted(nearby)}"
+    return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
 def _check_unchanged(

@@ -792,6 +792,17 @@ def canonical(name: str) -> Optional[str]:
     return next((known for known in DATASETS if _fold(known) == _fold(name)), None)
 
 
+def is_folder_name(name: Optional[str]) -> bool:
+    """Returns whether a value of ``--dataset`` can only be a folder: no name, no function and no set of a package."""
+    return not (
+        name is None
+        or name.startswith((TFDS_PREFIX, in_memory.PREFIX))
+        or is_python_name(name)
+        or canonical(name) is not None
+        or name in entry_points(GROUP)
+    )
+
+
 def known_as(name: str) -> Optional[str]:
     """Returns the registered name of a set, also for tfds:NAME[/CONFIG][:VERSION]; None for an unknown set."""
     prefix = name[: len(TFDS_PREFIX)].lower()

@@ -24,24 +24,28 @@ _PIECE = 2**14
 
 
 def trained_and_evaluated(source: DataSource) -> List[str]:
-    """Returns a line if evaluation images are training images, too, pixel for pixel or as equal files.
-
-    Images in record files are not compared.
-    """
-    if any(isinstance(part, RecordExamples) for part in (source.train, source.eval)):
-        return []
-    train, evaluation = source.train, source.eval
-    if isinstance(train, FileExamples) and isinstance(evaluation, FileExamples):
-        shared = _equal_files(train.paths, evaluation.paths)
-    else:
-        seen = set(_digests(train))
-        shared = sum(digest in seen for digest in _digests(evaluation)) if seen else 0
+    """Returns a line if evaluation images are training images, too."""
+    shared = num_shared(source.train, source.eval)
     if not shared:
         return []
     return [
-        f"{shared:,} of {counted(len(evaluation), 'evaluation image')} {'is' if shared == 1 else 'are'} among the "
-        "training images, too: scores come out too high; `ipucnn verify-dataset` names them"
+        f"{shared:,} of {counted(len(source.eval), 'evaluation image')} {'is' if shared == 1 else 'are'} among the "
+        "training images, too: scores come out too high; `ipucnn verify-dataset` with the data set names them"
     ]
+
+
+def num_shared(train: Examples, evaluation: Examples) -> Optional[int]:
+    """Returns how many evaluation images are training images, too, pixel for pixel or as equal files.
+
+    The result is None for images that are not compared: those in record files, and files with pixels in memory.
+    """
+    if isinstance(train, FileExamples) and isinstance(evaluation, FileExamples):
+        return _equal_files(train.paths, evaluation.paths)
+    kinds = {IN_MEMORY if isinstance(part, IN_MEMORY) else type(part) for part in (train, evaluation)}
+    if len(kinds) > 1 or isinstance(train, (FileExamples, RecordExamples)):
+        return None
+    seen = set(_digests(train))
+    return sum(digest in seen for digest in _digests(evaluation))
 
 
 def _equal_files(train: Sequence[str], evaluation: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.config.spec import Effect
 from ipucnn.config.values import path_to_yaml
 from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.registry import is_folder_name
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.filesystem import entries, shown
 from ipucnn.models.registry import (
@@ -90,7 +91,9 @@ def differences(
     """
 
     def options(of: RunConfig) -> PlainDict:
-        return {spec.key: getattr(of, spec.name) for spec in SPECS if spec.effect is Effect.RESULT}
+        values = {spec.key: getattr(of, spec.name) for spec in SPECS if spec.effect is Effect.RESULT}
+        # A folder of images is compared by its content.
+        return {**values, "dataset": "a folder" if is_folder_name(of.dataset) else of.dataset}
 
     def compared(what: str, before: Mapping[str, PlainValue], now: Mapping[str, PlainValue]) -> List[str]:
         return [

@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optio
 
 from ipucnn.aliases import KerasModel, PlainValue, TfVariable
 from ipucnn.config.options import BY_NAME, RunConfig
-from ipucnn.config.resolve import Resolved, resolve, resolve_saved
+from ipucnn.config.resolve import Resolved, place_of_data, resolve, resolve_saved
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import norm_layer_of, norm_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
@@ -573,39 +573,11 @@ def _of_run(named: WeightsArgument, reads_data: bool) -> Weights:
     # Without data first: a wrong value is reported with its own hint, and later errors can only concern the data.
     resolved = resolve_saved(command, run.config, flags, reads_data=False)
     if reads_data:
-        try:
+        with place_of_data(run.config, flags, str(path)):
             resolved = resolve_saved(command, run.config, flags, reads_data=True)
-        except (ConfigurationError, DataError) as error:
-            where = _data_of_run(run.config, flags, path)
-            raise type(error)(error.message, where or error.hint) from error
     if record is not None:
         resolved = replace(resolved, record=record)
     return ExportedWeights(resolved, run) if isinstance(run, ExportedNetwork) else RunWeights(resolved, run)
-
-
-def _data_of_run(config: RunConfig, flags: Mapping[str, PlainValue], run: Path) -> str:
-    """Returns a hint if the data set is not found because the run was trained in another folder than this one.
-
-    Returns:
-        The hint.  It is "" if the command line names the data, or if the run names them with an absolute path.  It is
-        also "" if the run lies below this folder, because then no other folder is known.
-    """
-    if "dataset" in flags or "dataset_path" in flags:
-        return ""
-    flag, given = "--dataset-path", str(config.dataset_path)
-    if config.dataset is not None and os.sep in config.dataset:
-        flag, given = "--dataset", config.dataset
-    if os.path.isabs(os.path.expanduser(given)):
-        return ""
-    if not os.path.relpath(run).startswith(os.pardir):
-        return ""
-    trained = f"the run was trained with {flag} {shown_value(given)} in another folder"
-    for folder in Path(os.path.abspath(run)).parents:
-        nearby = os.path.relpath(folder / given)
-        # The parent folder itself is no answer: the run does not name it.
-        if os.path.normpath(given) != os.curdir and Path(nearby).is_dir():
-            return f"{trained}; from here, add {flag} {quoted(nearby)}"
-    return f"{trained}; add {flag} DIR with the place of its data as seen from here"
 
 
 def _own_network(named: WeightsArgument, run: Union[TrainedRun, ExportedNetwork]) -> Optional[ModelRecord]:

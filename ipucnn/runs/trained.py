@@ -3,7 +3,6 @@
 The command line is resolved, and everything that can be is checked, without TensorFlow.
 """
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +16,14 @@ from ipucnn.datasets.base import (
     ArrayExamples,
     DatasetInfo,
     DataSource,
-    FileExamples,
     fingerprint,
     limit_source,
-    read_file,
 )
 from ipucnn.datasets.classes import Matched, match, relabelled, undivided
 from ipucnn.datasets.images import conversions
 from ipucnn.datasets.pixels import InputRange
-from ipucnn.datasets.registry import ChosenDataset
+from ipucnn.datasets.registry import ChosenDataset, needs_files
+from ipucnn.datasets.repeated import num_shared
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import real
 from ipucnn.planning.search.neighbours import prediction_advice
@@ -38,9 +36,6 @@ from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Predictor, Session
 from ipucnn.text import counted, printable
 
-_CHOOSES_DATA = ("dataset", "dataset_path", "skip_damaged")
-"""The options that choose the samples of a data set."""
-_NUM_COMPARED = 8
 _DIVIDES_DATA = ("skip_damaged", "limit_train", "limit_eval", "validation_fraction", "allow_partial")
 """The options that choose which samples of a given set are evaluated."""
 
@@ -72,9 +67,8 @@ class TrainedSetup(Setup):
 
     @property
     def warnings(self) -> Tuple[str, ...]:
-        """Warnings of the data set, for those who choose it: training printed those of its own set."""
-        chosen = self.weights.facts is None or any(self.resolved.origins[n].is_typed for n in _CHOOSES_DATA)
-        return self.source.info.warnings if chosen else ()
+        """Warnings of the data set, if one is read: its files may have changed since training printed its own."""
+        return self.source.info.warnings if self.num_stored else ()
 
     def introduction(self) -> List[str]:
         """Returns notes and warnings for the user before the work begins, one line each."""
@@ -200,31 +194,63 @@ def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[D
     """
     source, info, origins = setup.source, setup.source.info, setup.resolved.origins
     is_typed = any(origins[name].is_typed for name in ("dataset", "dataset_path"))
-    if not (is_evaluated and is_typed and info.own_split):
+    if not (is_evaluated and is_typed):
         return source, is_typed, []
-    count, name = len(source.train) + len(source.eval), f"{info.name} ({printable(info.location)})"
-    what = counted(count, "pair" if info.task == "segmentation" else "image")
-    of_training = _of_training(setup, weights)
-    if of_training is None and not origins["validation_fraction"].is_typed:
-        note = (
-            f"all {what} of {name} are for evaluation; if the network was trained on some of them, scores of those are "
-            "too high"
-        )
-        return undivided(source), True, [note]
-    source = of_training or source
-    verb = "is" if len(source.eval) == 1 else "are"
-    note = (
-        f"{len(source.eval):,} of the {what} of {name} {verb} held out in training, and {verb} for evaluation"
-    )
-    return source, of_training is None, [] if info.division else [note]
+    name, of_training = f"{info.name} ({printable(info.location)})", _of_training(setup, weights)
+    is_whole = info.own_split and of_training is None and not origins["validation_fraction"].is_typed
+    if is_whole:
+        source = undivided(source)
+    elif info.own_split:
+        source = of_training or source
+    count, what = len(source.eval), "pair" if info.task == "segmentation" else "image"
+    notes = []
+    if is_whole:
+        notes = [f"all {counted(count, what)} of {name} are for evaluation"]
+    elif info.own_split and not info.division:
+        among, verb = counted(len(source.train) + count, what), "is" if count == 1 else "are"
+        notes = [f"{count:,} of the {among} of {name} {verb} held out in training, and {verb} for evaluation"]
+    if of_training is None:
+        notes += _trained_on(source, name, setup.resolved.command, weights)
+    return source, of_training is None, notes
+
+
+def _trained_on(source: DataSource, name: str, command: str, weights: Weights) -> List[str]:
+    """Returns a note if a network was trained on images of another set, or may have been."""
+    former, shared = None, None
+    if weights.trained_with is not None:
+        with suppress(UserError, OSError):  # the set of training is no longer there
+            resolved = resolve_saved("infer", weights.trained_with, {})
+            former = run_setup.prepare(resolved, weights.seed, weights.input_shape).source
+            shared = num_shared(former.train, source.eval)
+    if shared:
+        verb = "is" if shared == 1 else "are"
+        return [
+            f"{shared:,} of the {counted(len(source.eval), 'image')} of {name} {verb} among those that the network was "
+            "trained on: scores come out too high"
+        ]
+    if former is not None and shared is not None and _is_that_of_training(former, weights):
+        return []
+    return [
+        "if the network was trained on some of the images, scores of those are too high: those of its training are not "
+        "there to compare"
+    ]
+
+
+def _is_that_of_training(source: DataSource, weights: Weights) -> bool:
+    """Returns whether a limited data set has the content of that of training."""
+    prints = {fingerprint(source)}
+    if weights.facts is not None:
+        # In training the classes may have been numbered as those of its first weights.
+        with suppress(UserError):
+            prints.add(fingerprint(_as_trained(source, weights.facts, weights)[0]))
+    return weights.data_sha256 in prints
 
 
 def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     """Returns a set as training divided it, if the network was trained on this set; else None.
 
     It is the one of training if it lies where that did, or has images of the same names, sizes and classes wherever it
-    lies; if that of training is still there, some of the files are compared.  Files without facts of training are used
-    with the set that they were trained on.
+    lies.  Files without facts of training are used with the set that they were trained on.
     """
     source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
     if weights.facts is None:
@@ -239,26 +265,8 @@ def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     with suppress(UserError, OSError):  # the set of training is no longer there
         former = resolve_saved(setup.resolved.command, before, {}).choice
         is_same = is_same or _identity(former) == _identity(choice)
-        if not is_same and _has_other_bytes(source, choice, former):
-            return None
     limited = limit_source(source, before.limit_train, before.limit_eval, weights.seed)
-    prints = {fingerprint(limited)}
-    with suppress(UserError):  # in training the classes may have been numbered as those of its first weights
-        prints.add(fingerprint(_as_trained(limited, weights.facts, weights)[0]))
-    return source if is_same or weights.data_sha256 in prints else None
-
-
-def _has_other_bytes(source: DataSource, choice: ChosenDataset, other: ChosenDataset) -> bool:
-    """Returns whether one of a few image files of a set differs from the file of its name in another set."""
-    examples = source.train
-    if not isinstance(examples, FileExamples) or choice.location is None or other.location is None:
-        return False
-    for path in examples.paths[:: max(1, len(examples) // _NUM_COMPARED)]:
-        with suppress(UserError):  # absent, or no longer readable
-            # Links are not followed: a path may be one to elsewhere.
-            if read_file(path) != read_file(str(other.location / os.path.relpath(path, choice.location))):
-                return True
-    return False
+    return source if is_same or _is_that_of_training(limited, weights) else None
 
 
 def _identity(choice: ChosenDataset) -> Tuple[str, List[Path]]:
@@ -270,23 +278,15 @@ def _identity(choice: ChosenDataset) -> Tuple[str, List[Path]]:
 
 
 def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:
-    """Returns a note if the files of a set that ipucnn divides itself are not those of training.
-
-    Another division then holds out other images.
-    """
-    source, origins = setup.source, setup.resolved.origins
+    """Returns a note if the files of the set of training are not those of training."""
+    source, choice, origins = setup.source, setup.resolved.choice, setup.resolved.origins
     is_other = weights.facts is None or any(origins[name].is_typed for name in _DIVIDES_DATA)
-    is_divided = source.info.own_split or setup.config.kfold is not None
-    if (
-        is_other
-        or not is_divided
-        or weights.data_sha256 is None
-        or weights.data_sha256 == fingerprint(source)
-    ):
+    is_made = choice.make is None and not needs_files(choice.name)
+    if is_other or is_made or weights.data_sha256 is None or weights.data_sha256 == fingerprint(source):
         return []
     return [
-        f"{source.info.name} is not as it was in training: if images came or went, others are held out now, and those "
-        "that were trained on may be among them"
+        f"{source.info.name} is not as it was in training: images that were trained on may be among those that are "
+        "evaluated now, and their scores are too high"
     ]
 
 
