@@ -49,9 +49,9 @@ def most_planned(column):
     return max(float(row[column]) for row in rows("plan_search") if row["tick_ms"])
 
 
-def killed(column):
-    """Returns a sum over the campaigns of one process."""
-    return sum(int(row[column]) for row in rows("kills") if row["configuration"] != "workers")
+def killed(column, of_workers=False):
+    """Returns a sum over the campaigns of one process, or of several."""
+    return sum(int(row[column]) for row in rows("kills") if (row["configuration"] == "workers") == of_workers)
 
 
 def shared(rate):
@@ -70,6 +70,7 @@ FIGURES = [
     ),
     ("README.md", r"PyTorch reached ([\d,]+) with the whole", lambda: [session("torch")]),
     ("README.md", r"killed (\d+) training runs (\d+) times", lambda: [killed("runs"), killed("kills")]),
+    ("README.md", r"several processes (\d+) times", lambda: [killed("kills", of_workers=True)]),
     ("docs/cluster.md", r"spent (\d+) % of its time on gradients at 100 Mbit/s", lambda: [shared("100mbit")]),
     ("docs/cluster.md", r"and (\d+) % at 1 Gbit/s", lambda: [shared("1gbit")]),
     ("README.md", r"factor of ([\d.]+) on average", lambda: [mean_factor()]),
