@@ -760,15 +760,7 @@ def test_a_schedule_that_grows_with_the_run_is_said(lightly, tmp_path, succeeds)
     )
     for schedule in ("cosine", "const"):
         folder = tmp_path / schedule
-        succeeds(
-            *line.split(),
-            "--lr-schedule",
-            schedule,
-            "--lr-schedule-params",
-            "{initial_learning_rate: 0.01}",
-            "--run-dir",
-            folder,
-        )
+        succeeds(*line.split(), "--lr-schedule", schedule, "--lr-schedule-params", "{}", "--run-dir", folder)
         _, err = succeeds("train", "--resume", "--run-dir", folder, "--num-epochs", 4)
         told = [line for line in err.splitlines() if "the learning rate was" in line]
         assert len(told) == (schedule == "cosine")
