@@ -265,6 +265,14 @@ def test_the_share_of_arrays_that_is_held_out_is_an_option(here):
         ipucnn.train("lenet", dataset=both, micro_batch_size=4, validation_fraction=0.3)
 
 
+@pytest.mark.parametrize(
+    "images, labels", [(np.zeros((5, 8, 8), np.uint8), 3), (7, np.zeros(5, int)), (7, 3)]
+)
+def test_single_numbers_are_no_images_or_labels(here, images, labels):
+    with pytest.raises(DataError, match="no list of (images|labels)|no list of images and no list of labels"):
+        ipucnn.train("lenet", dataset=(images, labels))
+
+
 def test_arrays_are_a_data_set(lightly, here):
     """One pair is split, always the same way; runs resume and are evaluated with arrays, but not by commands."""
     labels = np.arange(60) % 3

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image, ImageCms
 from support.data_sets import noise, verified
 from support.refusals import check_raises
 
@@ -129,7 +129,7 @@ def test_images_in_folders_of_a_class_belong_to_it(tmp_path, succeeds):
     [
         *(
             (name, "train")
-            for name in ("train", "Train", "training", "TrainingSet", "train_set", "train_images")
+            for name in ("train", "Train", "training", "TrainingSet", "train_set", "train_images", "trainval")
         ),
         *(
             (name, "validation")
@@ -409,6 +409,47 @@ def test_files_of_several_pages_or_frames_are_counted(tmp_path, skip_damaged, mo
     os.replace(Path(last).with_suffix(".tif"), last)
     (line,) = [line for line in refuse_damaged(opened(tmp_path)).info.warnings if "the first of" in line]
     assert re.match(r"\d of 4 files that were opened, of 14, ha(s|ve) several pages", line)
+
+
+def test_inks_and_profiles_that_are_not_applied_are_counted(tmp_path):
+    draw(tmp_path, "ant*4", "bee*4")
+    picture = Image.fromarray(noise(1, 16, 16, 3))
+    picture.convert("CMYK").save(tmp_path / "ant/5.jpg")
+    standard = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    other = standard.replace(b"sRGB", b"P3  ").replace("sRGB".encode("utf-16-be"), "P3  ".encode("utf-16-be"))
+    for number, (profile, ending) in enumerate(
+        [
+            (standard, "jpg"),
+            (standard, "png"),
+            (other, "jpg"),
+            (other, "png"),
+            (other, "tif"),
+            (other, "webp"),
+        ]
+    ):
+        picture.save(tmp_path / f"bee/{number + 5}.{ending}", icc_profile=profile)
+    warnings = refuse_damaged(opened(tmp_path)).info.warnings
+    assert "1 file has four inks (CMYK): they become RGB without a profile of colours" in warnings
+    assert "4 files have a colour profile (ICC) of other colours than sRGB's: it is not applied" in warnings
+
+
+def test_endings_that_are_no_images_are_the_reason(tmp_path, run):
+    """Windows' browsers save JPEG as .jfif; other files are counted where no image is."""
+    for name in ("ant", "bee"):
+        for k in range(4):
+            put(tmp_path / "photos" / name / f"{k}.png", noise(k, 16, 16, 3))
+            path = tmp_path / "saved" / name / f"{k}.jfif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise(k, 16, 16, 3)).save(path, format="JPEG")
+            scan = tmp_path / "scans" / name / f"{k}.dcm"
+            scan.parent.mkdir(parents=True, exist_ok=True)
+            scan.write_bytes(b"DICM")
+    (tmp_path / "scans" / "ant" / "list").write_text("")
+    assert len(opened(tmp_path / "saved").train) + len(opened(tmp_path / "saved").eval) == 8
+    code, _, err = run("train", "lenet", "--dataset", tmp_path / "scans", "--dry-run")
+    assert code == 3
+    assert "no file in it is named like an image; their endings are .dcm (8), none (1)" in err
+    assert "FILE.py:FUNCTION" in err
 
 
 @pytest.mark.parametrize("skip_damaged", [False, True])

@@ -166,6 +166,14 @@ def test_names_that_begin_with_parts_or_sides_tell_no_classes():
         assert "sorting names" not in refused(word, "classification")
 
 
+def test_numbers_of_classes_come_before_those_of_instances_and_colours():
+    for k in range(4):
+        save(f"set/leftImg8bit/train/aachen/aachen_{k}_leftImg8bit.png", k)
+        for kind in ("color", "instanceIds", "labelIds"):
+            save_mask(f"set/gtFine/train/aachen/aachen_{k}_gtFine_{kind}.png", k)
+    assert "sorting masks labelid " in refused("set", "segmentation")
+
+
 def nuclei():
     """DSB2018: a folder for each image, with a mask of each cell."""
     for k in range(5):

@@ -19,6 +19,7 @@ from support.refusals import check_raises
 
 from ipucnn.datasets.sources import record_builder
 from ipucnn.datasets.sources.record_builder import build as make_records
+from ipucnn.datasets.sources.records import open_records
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Progress, show
@@ -279,12 +280,40 @@ def test_records_are_verified(folder, tmp_path):
     texts = " ".join(examples(out, "checksum"))
     assert "train-00001-of-00003, record 0" in texts and "not that in SHA256SUMS" in texts
     path.write_bytes(whole[:-5])
-    assert verified(out, ".")[0] == {"truncated", "checksum"}
+    assert verified(out, ".")[0] == {"truncated", "checksum", "fewer-samples"}
     path.write_bytes(b"")
     (out / "SHA256SUMS").unlink()
     assert examples(out, "empty-file") == ("train-00001-of-00003",)
     path.unlink()
     assert examples(out, "missing-file") == ("train-00001-of-00003",)
+
+
+def test_a_file_that_was_cut_between_two_records_is_damaged(folder, tmp_path, run):
+    """The plan of the build has the number of records; a file of other builders is damaged only without any."""
+    out = tmp_path / "out"
+    build(folder, out, 3, 2, 1)
+    path = out / "train-00001-of-00003"
+    whole = path.read_bytes()
+    places = [at for _, at, _, _ in scan_records(path)]
+    for cut, said in ((places[3], f"{path.name} has 3 records of the 7"), (0, f"{path.name} has 0 records")):
+        path.write_bytes(whole[:cut])
+        check_raises(DataError, said, "", open_records, out)
+        code = "empty-file" if cut == 0 else "fewer-samples"
+        assert code in verified(out, ".")[0]
+        source = open_records(out, skip_damaged=True)
+        assert len(source.train) == 13 + (3 if cut else 0) and len(source.eval) == 5
+        assert any("the unread part of 1 file left out" in line for line in source.info.warnings)
+    (out / "build.json").unlink()
+    check_raises(DataError, "has 0 records", "", open_records, out)
+    path.write_bytes(whole[: places[3]])
+    assert len(open_records(out).train) == 16
+
+
+def test_the_hint_about_too_many_files_names_both_options(folder, run):
+    code, _, err = run("build-records", folder, "out")
+    hint = err.splitlines()[-1]
+    assert code == 2 and hint.startswith("hint: --shards ")
+    assert run("build-records", folder, "out", *hint.split()[1:])[0] == 0
 
 
 def test_labels_are_verified(folder, tmp_path, run):

@@ -103,12 +103,12 @@ def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
 def test_files_in_a_folder_that_have_no_name_of_an_image_are_counted(here):
     """They are read if they are named; training counts them too."""
     save_digit(Path("new/1.png"), 1)
-    for name in ("2.jfif", "3.avif", ".hidden.txt"):
+    for name in ("2.heic", "3.avif", ".hidden.txt"):
         shutil.copy("new/1.png", f"new/{name}")
     found = find_images(["new"])
     assert found.paths == ("new/1.png",)
-    assert found.left_out == ("left out: 2 files with no image's name (new/2.jfif, new/3.avif)",)
-    assert find_images(["new/2.jfif"]).paths == ("new/2.jfif",)
+    assert found.left_out == ("left out: 2 files with no image's name (new/2.heic, new/3.avif)",)
+    assert find_images(["new/2.heic"]).paths == ("new/2.heic",)
 
 
 @pytest.mark.parametrize("image, mask", [

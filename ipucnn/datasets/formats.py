@@ -11,6 +11,7 @@ import json
 import os
 import re
 import unicodedata
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,20 @@ from ipucnn.filesystem import (
 )
 from ipucnn.text import counted, printable, quoted
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 TFDS_PREFIX = "tfds:"
 INFO_FILE = "dataset_info.json"
 """The file that TFDS writes into the folder of every prepared version."""
@@ -213,7 +227,7 @@ def images_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -
 
 
 _PARTS = {
-    "train": ("train", "training"),
+    "train": ("train", "training", "trainval"),
     "validation": ("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"),
     "test": ("test", "testing"),
     "unlabelled": ("predict", "prediction", "predictions", "inference", "unlabelled", "unlabeled"),
@@ -929,6 +943,20 @@ def _has_own_images(folder: Path) -> bool:
     with suppress(DataError, OSError):
         return bool(_own_images(folder))
     return False
+
+
+def endings_instead(folder: Path) -> str:
+    """Returns words that count the files below a folder by their endings, if none is named like an image; else ""."""
+    counts: Counter[str] = Counter()
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_made_by_system(name)]
+        counts.update(os.path.splitext(name)[1].lower() for name in names if not is_made_by_system(name))
+    if not counts or any(map(is_image_name, counts)):
+        return ""
+    listed = ", ".join(
+        f"{printable(ending) or 'none'} ({count:,})" for ending, count in counts.most_common(3)
+    )
+    return f"no file in it is named like an image; their endings are {listed}"
 
 
 def places_of_images(folder: Path, most: int = 4) -> str:

@@ -36,7 +36,7 @@ from ipucnn.datasets.image_headers import (
     webp_first_frame,
 )
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
-from ipucnn.datasets.problems import IS_STRETCHED, SEVERAL, SHOWS_WHITE
+from ipucnn.datasets.problems import INKS, IS_STRETCHED, OTHER_COLOURS, SEVERAL, SHOWS_WHITE
 from ipucnn.errors import DataError
 from ipucnn.text import printable
 
@@ -68,6 +68,7 @@ class Form(NamedTuple):
         alpha: how transparency is stored: ALPHA, PREMULTIPLIED, KEY, or "".
         orientation: the tag's value, 1 to 8; 1 is upright.
         palette: uint8 [entries, 3] of a decoded page with a PALETTE.
+        has_other_colours: whether a profile of other colours than sRGB's belongs to it, which is not applied.
     """
 
     format: str
@@ -78,6 +79,7 @@ class Form(NamedTuple):
     alpha: str = ""
     orientation: int = 1
     palette: Optional[np.ndarray] = None
+    has_other_colours: bool = False
 
     @property
     def is_deep(self) -> bool:
@@ -292,6 +294,12 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
     return _PillowFile(image, origin, data, same, int(place is not None))
 
 
+def _has_other_colours(profile: bytes) -> bool:
+    """Returns whether an ICC profile is one of RGB, and its names are not those of sRGB, or of its short forms "c2"."""
+    names = [name.encode(code) for name in ("sRGB", "c2\0") for code in ("ascii", "utf-16-be")]
+    return profile[16:20] == b"RGB " and not any(name in profile for name in names)
+
+
 def _has_black_row(image: PillowImage) -> bool:
     """Returns whether the last row is 0 everywhere."""
     return not np.asarray(image.crop((0, image.height - 1, *image.size))).any()
@@ -336,7 +344,9 @@ class _PillowFile(ImageFile):
             alpha = alpha or ALPHA
         numbers = FLOATING if image.mode == "F" else UNSIGNED
         size, orientation = (image.height, image.width), _orientation(image, data)
-        self.form = Form(str(image.format), size, bits, numbers, colour, alpha, orientation)
+        is_other = _has_other_colours(image.info.get("icc_profile") or b"")
+        form = Form(str(image.format), size, bits, numbers, colour, alpha, orientation)
+        self.form = form._replace(has_other_colours=is_other)
 
     @property
     def num_pages(self) -> int:  # type: ignore[override]
@@ -426,6 +436,8 @@ def _scaled(numbers: np.ndarray, most: int) -> np.ndarray:
 
 _ORIENTATION = 0x0112
 """The tag of an image's orientation, in EXIF and TIFF."""
+_PROFILE = 0x8773
+"""The tag of a TIFF page's profile of colours."""
 _XMP_ORIENTATION = re.compile(rb"tiff:Orientation(?:=\"|>)([1-8])")
 
 
@@ -556,7 +568,7 @@ class _TiffFile(ImageFile):
             text = f"{page.samplesperpixel} x {page.bitspersample} bits, photometric interpretation {kind}"
             raise DataError(f"{origin} has pixels that are not read: {text}", IMAGE_HINT, "wrong-mode")
         alphas = [_ALPHAS[int(extra)] for extra in page.extrasamples if int(extra) in _ALPHAS]
-        tag = page.tags.get(_ORIENTATION)
+        tag, profile = page.tags.get(_ORIENTATION), page.tags.get(_PROFILE)
         palette = None
         if colour == PALETTE:
             colormap = np.asarray(page.colormap)  # some programs store 8 bits, as libtiff notices
@@ -570,6 +582,7 @@ class _TiffFile(ImageFile):
             alphas[0] if alphas else "",
             int(tag.value) if tag is not None and tag.value in range(1, 9) else 1,
             palette,
+            profile is not None and _has_other_colours(bytes(profile.value)),
         )
 
     def page(self, number: int = 0) -> Page:
@@ -704,7 +717,8 @@ def open_image(
 def remarks_on(file: ImageFile, page: Page) -> List[str]:
     """Returns what a run says about an image whose first page it uses: words after "files have"."""
     shows_white = _opacities(page)[0] < 255
-    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * shows_white + remarks_on_page(page)
+    colours = [INKS] * (page.form.colour == CMYK) + [OTHER_COLOURS] * page.form.has_other_colours
+    return [SEVERAL] * (file.num_frames > 1) + [SHOWS_WHITE] * shows_white + colours + remarks_on_page(page)
 
 
 def remarks_on_page(page: Page) -> List[str]:

@@ -175,6 +175,8 @@ def unused_line(location: str, unused: Sequence[Unused]) -> Tuple[str, ...]:
 
 SEVERAL = "several pages or frames: the first of each is used"
 SHOWS_WHITE = "transparent parts: white is laid under them"
+INKS = "four inks (CMYK): they become RGB without a profile of colours"
+OTHER_COLOURS = "a colour profile (ICC) of other colours than sRGB's: it is not applied"
 IS_STRETCHED = "more than 8 bits: each one's own dark and bright become 0 and 255"
 
 

@@ -21,6 +21,7 @@ from ipucnn.datasets.formats import (
     MASK_OF_EACH,
     MASKS_INSIDE,
     PAIR_LAYOUT,
+    READ,
     TFDS_PREFIX,
     Found,
     MasksAsClasses,
@@ -28,6 +29,7 @@ from ipucnn.datasets.formats import (
     base_name,
     check_has_masks,
     classes_in_names,
+    endings_instead,
     find_class_parts,
     find_layout,
     find_set,
@@ -48,7 +50,7 @@ from ipucnn.python_files import (
     is_python_name,
     label_of,
 )
-from ipucnn.text import quoted, shown_value
+from ipucnn.text import printable, quoted, shown_value
 
 if TYPE_CHECKING:
     from ipucnn.datasets import base, classes, damaged
@@ -673,6 +675,13 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDatase
         )
     if sets and sets[0].name == "imagemasks":
         check_has_masks(sets[0])
+    if sets and sets[0].name == "imagemasks" and task == "classification":
+        images, masks = next(iter(sets[0].parts.values()))
+        if not masks.is_dir():
+            raise DataError(
+                f"{shown(folder)} has images in {printable(images.name)}/, and neither class folders nor masks",
+                _hint_for_pairs(folder, sets),
+            )
     name = sets[0].name if sets else "imagemasks" if task == "segmentation" else "imagefolder"
     chosen_task = _task_for(name, f"folder {folder}", task, _hint_for_pairs(folder, sets))
     if not sets or (name in LAYOUTS and task != ANY_TASK):
@@ -740,6 +749,9 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         hint += part_alone(found)
     else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
+        endings = endings_instead(folder) if found is None else ""
+        text = f"{folder} is not an image folder: {endings}" if endings else text
+        hint = f"{READ}; read other files in a function of yours, FILE.py:FUNCTION" if endings else hint
     raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
 
 

@@ -549,8 +549,12 @@ def _pairs_hint(folder: Path, files: _Files) -> str:
     kinds = _kinds(folder, files.images)
     if not kinds:
         return ""
-    # Colours are drawn for people, from the labels beside them.
-    kind, pairs = min(kinds.items(), key=lambda one: ("color" in one[0], -len(one[1]), one[0]))
+
+    # Colours are drawn for people, from the labels beside them, and numbers of instances are no classes.
+    def rank(one: Tuple[str, _Pairs]) -> Tuple[bool, int, str]:
+        return any(word in one[0] for word in ("color", "instance")), -len(one[1]), one[0]
+
+    kind, pairs = min(kinds.items(), key=rank)
     image, masks = max(pairs.items(), key=lambda one: len(one[1]))
     mask, *more_masks = masks
     target = new_folder(folder, "pairs")

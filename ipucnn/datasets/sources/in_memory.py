@@ -108,8 +108,9 @@ def _divided(
     images: np.ndarray, labels: np.ndarray, share: float
 ) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
     """Splits arrays into training and evaluation; a share of each class, or of all images with masks, is held out."""
-    if len(images) != len(labels):
-        raise DataError(f"dataset= has {len(images):,} images and {len(labels):,} labels", _ARRAYS_HINT)
+    if not images.ndim or not labels.ndim or len(images) != len(labels):
+        counts = [f"{len(part):,}" if part.ndim else "no list of" for part in (images, labels)]
+        raise DataError(f"dataset= has {counts[0]} images and {counts[1]} labels", _ARRAYS_HINT)
     classes = labels.reshape(len(labels), -1)[:, 0] if labels.ndim < 3 else np.zeros(len(labels), int)
     chosen = held_out(classes, [str(number) for number in range(len(labels))], share)
     if not chosen.any():

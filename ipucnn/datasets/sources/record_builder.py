@@ -25,9 +25,12 @@ from ipucnn.datasets.sources.records import (
     ENCODED,
     FILENAME,
     LABEL,
+    PLAN_FILE,
+    RECORDS,
     TRAIN,
     VALIDATION,
     list_shards,
+    shard_edges,
     shard_name,
 )
 from ipucnn.datasets.sources.tfrecord import Feature, frame, make_example, read_example, scan_records
@@ -47,11 +50,11 @@ from ipucnn.text import printable
 
 CHECKSUMS_FILE = "SHA256SUMS"
 """The file with the digests of a finished build's record and class files, in the format of ``sha256sum -c``."""
-PLAN_FILE = "build.json"
 QUALITY = 100
 """JPEG quality for images that are converted from another format; the public builders' value."""
+_OPTIONS = ("--shards", "--validation-shards")
 _SHUFFLE_SEED = 12345
-_VERSION = 1
+_VERSION = 2
 _MOST_TEXT_BYTES = 2**26
 _POLL_S = 0.2
 
@@ -126,11 +129,13 @@ def build(
     for subset, examples in ((TRAIN, source.train), (VALIDATION, source.eval)):
         assert isinstance(examples, FileExamples)
         sizes[subset] = len(examples)
-        option = "--shards" if subset == TRAIN else "--validation-shards"
         if counts[subset] > len(examples):
+            most = [max(1, len(part) // 1000) for part in (source.train, source.eval)]
+            given = [f"{option} {min(pair)}" for option, *pair in zip(_OPTIONS, most, counts.values())]
             raise ConfigurationError(
-                f"{option} {counts[subset]}: {shown(folder)} has {len(examples)} {subset} images, fewer than files",
-                f"{option} {max(1, len(examples) // 1000)}",
+                f"{_OPTIONS[subset == VALIDATION]} {counts[subset]}: {shown(folder)} has {len(examples)} {subset} "
+                "images, fewer than files",
+                " ".join(given),
             )
         shards += _deal_out(out, subset, counts[subset], examples, names)
     make_folder(out)
@@ -139,7 +144,7 @@ def build(
     except BlockingIOError:
         raise DataError(f"another process builds records in {shown(out)}", "wait until it is done") from None
     try:
-        _begin(out, shards, folder, counts, names)
+        _begin(out, shards, folder, counts, sizes, names)
         digests, num_kept, num_converted = yield from _make_all(shards, num_workers, max_pixels)
         digests[CLASSES_FILE] = file_digest(out / CLASSES_FILE)
         lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
@@ -158,7 +163,7 @@ def _deal_out(
     So each file holds a mixture of classes, for readers that shuffle only within a few files.
     """
     order = permutation(len(examples), _SHUFFLE_SEED, ORDER, 0 if subset == TRAIN else 1).tolist()
-    edges = [len(order) * k // count for k in range(count + 1)]
+    edges = shard_edges(len(order), count)
     return [
         _Shard(out / shard_name(subset, k, count), examples.subset(order[begin:end]), names)
         for k, (begin, end) in enumerate(zip(edges, edges[1:]))
@@ -166,7 +171,12 @@ def _deal_out(
 
 
 def _begin(
-    out: Path, shards: Sequence[_Shard], folder: Path, counts: Dict[str, int], names: Tuple[str, ...]
+    out: Path,
+    shards: Sequence[_Shard],
+    folder: Path,
+    counts: Dict[str, int],
+    sizes: Dict[str, int],
+    names: Tuple[str, ...],
 ) -> None:
     """Writes the plan of the build, or compares it with that of an earlier build; removes incomplete files.
 
@@ -178,7 +188,8 @@ def _begin(
         for image, label in zip(shard.images.paths, shard.images.labels):
             name, size = os.path.relpath(image, folder), Path(image).stat().st_size
             digest.update(f"{name}\0{label}\0{size}\n".encode("utf-8", "surrogateescape"))
-    plan = json.dumps({"version": _VERSION, **counts, "images_sha256": digest.hexdigest()}, indent=2) + "\n"
+    in_plan = {"version": _VERSION, **counts, RECORDS: sizes, "images_sha256": digest.hexdigest()}
+    plan = json.dumps(in_plan, indent=2) + "\n"
     path = out / PLAN_FILE
     is_begun = path.is_file()
     if is_begun and read_text(path, _MOST_TEXT_BYTES) != plan:

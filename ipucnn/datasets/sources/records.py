@@ -9,9 +9,10 @@ import hashlib
 import io
 import json
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -25,9 +26,11 @@ from ipucnn.datasets.problems import (
     guarded,
     item_or_problem,
     left_out_line,
+    problem_of,
     readable,
 )
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
+from ipucnn.documents import read_record
 from ipucnn.errors import DataError
 from ipucnn.events import Progress, emit
 from ipucnn.filesystem import (
@@ -47,7 +50,11 @@ MOST_CLASSES = 100_000
 LAYOUT = (
     "expected train-00000-of-NNNNN, ... and validation-00000-of-MMMMM, ...; ipucnn build-records makes them"
 )
-_INDEX_VERSION = 2
+PLAN_FILE = "build.json"
+"""The plan of a build beside its files."""
+RECORDS = "records"
+"""The field of the plan with the number of records of each subset."""
+_INDEX_VERSION = 3
 _COLUMNS = {"shards": np.int32, "numbers": np.int32, "places": np.int64, "labels": np.int32}
 _Columns = Dict[str, np.ndarray]
 
@@ -80,6 +87,26 @@ def list_shards(folder: Path) -> Dict[str, List[Path]]:
         for subset in (TRAIN, VALIDATION)
         if subset in counts
     }
+
+
+def shard_edges(num_records: int, num_shards: int) -> List[int]:
+    """Returns the bounds of the runs of records that a build puts into its files."""
+    return [num_records * k // num_shards for k in range(num_shards + 1)]
+
+
+def sizes_in_plan(folder: Path, shards: Mapping[str, Sequence[Path]]) -> Dict[str, List[int]]:
+    """Returns the number of records of each file by subset; -1 for those that ipucnn did not build."""
+    sizes = {subset: [-1] * len(paths) for subset, paths in shards.items()}
+    if (folder / PLAN_FILE).is_file():
+        with contextlib.suppress(DataError):
+            planned = read_record(folder / PLAN_FILE, AGAIN)
+            counts = planned.get(RECORDS) if isinstance(planned, dict) else None
+            for subset, paths in shards.items():
+                count = counts.get(subset) if isinstance(counts, dict) else None
+                if isinstance(count, int) and count >= 0:
+                    edges = shard_edges(count, len(paths))
+                    sizes[subset] = [end - begin for begin, end in zip(edges, edges[1:])]
+    return sizes
 
 
 def class_names(folder: Path) -> Tuple[str, ...]:
@@ -126,8 +153,11 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
 _Row = Tuple[int, int, int]
 
 
-def _index_shard(path: Path, subset: str, num_classes: int) -> List[Union[_Row, Problem]]:
-    """Returns number, place and class of each record of a file, or the problem with it."""
+def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[Union[_Row, Problem]]:
+    """Returns number, place and class of each record of a file, or the problem with it.
+
+    A file without records, or with another number than ``size``, if that is not -1, is damaged: it was cut.
+    """
     rows: List[Union[_Row, Problem]] = []
     for record in guarded(scan_records(path), subset, printable(path.name), path):
         if isinstance(record, Problem):
@@ -137,11 +167,18 @@ def _index_shard(path: Path, subset: str, num_classes: int) -> List[Union[_Row, 
         place = place_of(path, number, at)
         label = item_or_problem(partial(label_of, read, length, place, num_classes), subset, place)
         rows.append(label if isinstance(label, Problem) else (number, at, label))
+    is_cut = not any(isinstance(row, Problem) and row.has_rest for row in rows)
+    if is_cut and (not rows or size not in (-1, len(rows))):
+        of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
+        code = "truncated" if rows else "empty-file"
+        error = DataError(f"{shown(path)} has {len(rows):,} records{of_plan}", AGAIN, code)
+        rows.append(replace(problem_of(error, subset, printable(path.name), path), has_rest=True))
     return rows
 
 
 def _index(
     shards: List[Path],
+    sizes: List[int],
     subset: str,
     num_classes: int,
     done: int,
@@ -151,13 +188,14 @@ def _index(
     """Returns the columns of :class:`RecordExamples` of one subset; several files are read at the same time.
 
     Args:
-        shards, subset: the files, and their subset.
+        shards, sizes, subset: the files, their number of records or -1, and their subset.
         num_classes: number of classes.
         done, total: how many files were read before, and how many there are in all subsets.
         report: function that gets each problem.
     """
     parts = []
-    for rows in parallel_map(_index_shard, ((path, subset, num_classes) for path in shards), num_cores()):
+    work = ((path, subset, num_classes, size) for path, size in zip(shards, sizes))
+    for rows in parallel_map(_index_shard, work, num_cores()):
         parts.append(np.array(list(readable(rows, report)), np.int64).reshape(-1, 3).T)
         emit(Progress("indexing records", done + len(parts), total))
     numbers, places, labels = np.concatenate(parts, axis=1)
@@ -225,8 +263,9 @@ def open_records(folder: Path, skip_damaged: bool = False) -> DataSource:
     passed = Passed(skip_damaged)
     if subsets is None:
         subsets, done, total = {}, 0, sum(map(len, shards.values()))
+        sizes = sizes_in_plan(folder, shards)
         for subset, paths in shards.items():
-            subsets[subset] = _index(paths, subset, len(names), done, total, passed)
+            subsets[subset] = _index(paths, sizes[subset], subset, len(names), done, total, passed)
             done += len(paths)
         num_train, num_eval = (len(subsets[subset]["labels"]) for subset in (TRAIN, VALIDATION))
         check_any_left(num_train, num_eval, passed.damaged)

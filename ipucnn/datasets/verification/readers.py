@@ -344,7 +344,7 @@ def tfds_samples(survey: Survey, folder: Path) -> SamplesBySubset:
     chosen = {TRAIN: "train" if "train" in splits else None, EVAL: tfds.eval_split(builder)}
     if chosen[EVAL] is None:
         survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
-    form = _RecordForm(image_key, label_key, channels)
+    form = _RecordForm(image_key, label_key, channels, ending=".tfrecord")
     by_subset = {}
     for subset, split in chosen.items():
         if split is not None:
@@ -364,7 +364,7 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
         return imagefolder_samples(survey, found)
     folder = found.location
     shards_of, survey.class_names = imagenet.list_shards(folder), imagenet.class_names(folder)
-    compared: Dict[str, bool] = {}
+    compared, sizes = {}, imagenet.sizes_in_plan(folder, shards_of)  # type: Dict[str, bool], Dict[str, List[int]]
     try:
         compared = check_checksums(folder) or {}
     except DataError as error:
@@ -376,7 +376,7 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
     form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, range(1, len(survey.class_names) + 1))
     by_subset = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
-        shards = [(path, -1) for path in shards_of.get(name, [])]
+        shards = list(zip(shards_of.get(name, []), sizes.get(name, [])))
         for path, _ in shards:
             if path.is_file() and path.stat().st_size == 0:
                 survey.find("empty-file", subset, printable(path.name))
@@ -386,12 +386,13 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
 
 class _RecordForm(NamedTuple):
     """The features of records: the names of image and label, the channels of the image, and the labels that are valid;
-    None: the labels are checked as those of other sets."""
+    None: the labels are checked as those of other sets.  ``ending`` is in the names of files that can be read."""
 
     image: str
     label: str
     channels: int
     labels: Optional[range] = None
+    ending: str = ""
 
 
 def _shards_samples(
@@ -416,7 +417,7 @@ def _shards_samples(
         if not path.is_file():
             survey.find("missing-file", subset, name)
             continue
-        if length >= 0 and ".tfrecord" not in path.name:
+        if form.ending not in path.name:
             survey.find("not-checked", subset, f"{name}: no TFRecord file")
             num_stored += length
             continue
