@@ -241,7 +241,7 @@ class RunCommand(typer.core.TyperCommand):
             return list(super().parse_args(ctx, args))
         table = {option: param for param in self.params for option in (*param.opts, *param.secondary_opts)}
         try:
-            given, rest, _ = self.make_parser(ctx).parse_args(rewrite(args, table))
+            given, rest, order = self.make_parser(ctx).parse_args(rewrite(args, table))
         except USAGE_ERROR as error:
             # Click does not set the context of some usage errors; the hint needs it.
             error.ctx = error.ctx or ctx
@@ -265,6 +265,13 @@ class RunCommand(typer.core.TyperCommand):
                     )
                 value = None
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
+            times = order.count(param)
+            if times > 1 and not getattr(param, "multiple", False):
+                from ipucnn.reports.console import note
+
+                note(
+                    f"note: {param.opts[0]} is given {times} times: the last one counts, {shown_value(value)}"
+                )
         return []
 
 

@@ -265,12 +265,9 @@ def test_the_share_of_arrays_that_is_held_out_is_an_option(here):
         ipucnn.train("lenet", dataset=both, micro_batch_size=4, validation_fraction=0.3)
 
 
-@pytest.mark.parametrize(
-    "images, labels", [(np.zeros((5, 8, 8), np.uint8), 3), (7, np.zeros(5, int)), (7, 3)]
-)
-def test_single_numbers_are_no_images_or_labels(here, images, labels):
-    with pytest.raises(DataError, match="no list of (images|labels)|no list of images and no list of labels"):
-        ipucnn.train("lenet", dataset=(images, labels))
+def test_a_single_number_is_no_list_of_labels(here):
+    with pytest.raises(DataError, match=r"5 images and no list of labels"):
+        ipucnn.train("lenet", dataset=(np.zeros((5, 8, 8), np.uint8), 3))
 
 
 def test_arrays_are_a_data_set(lightly, here):

@@ -115,3 +115,18 @@ def test_help_and_a_plan_of_a_known_graph_import_neither_converters_nor_tensorfl
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and '"lenet"' in done.stdout and "reading the layers" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--seed 1 --seed 2", "--seed is given 2 times: the last one counts, 2"),
+        ("--replicas 2 --num-replicas 1", "is given 2 times: the last one counts, 1"),
+        ("--augment --no-augment --augment", "--augment is given 3 times: the last one counts, True"),
+        ("--pipeline-splits a --pipeline-splits b --seed 1", ""),
+    ],
+)
+def test_the_last_of_repeated_flags_counts_and_is_said(run, words, said):
+    _, _, err = run("train", "lenet", "--dataset", "digits", "--print-config", *words.split())
+    assert ("times: the last one counts" in err) == bool(said)
+    assert said in err

@@ -542,6 +542,29 @@ def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
     assert last("b").weights["norm/gamma"] != gamma
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_h5_files_of_models_in_a_model_are_read(is_named, succeeds, report):
+    """Keras 3 writes the name of the outer model before that of an inner one without an input of its own."""
+    inner = "keras.Sequential([layers.Conv2D(3, 3, padding='same'), layers.BatchNormalization()]"
+    two = [f"{inner}{f', name={name!r}' if is_named else ''})" for name in ("s1", "s2")]
+    text = f"""
+from tensorflow import keras
+layers = keras.layers
+def build(shape, classes):
+    head = [layers.GlobalAveragePooling2D(), layers.Dense(classes)]
+    return keras.Sequential([keras.Input(shape), layers.Rescaling(1 / 255), {two[0]}, {two[1]}, *head])
+"""
+    name = write(text)
+    model = find_function(name, "build")((8, 8, 1), 10)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.save("net.h5")
+    source = open_dataset(choose_dataset("digits", Path("."), home="none", task="classification"))
+    loss = model.evaluate(np.float32(source.eval.images), source.eval.labels, verbose=0)
+    words = ["--model-name", name, "--dataset", "digits"]
+    measured = report("evaluate", "net.h5", *words)["measured"]
+    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+
+
 @needs_keras_3
 def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
     text = network("x = layers.Conv2D(3, 3, name='edges', kernel_regularizer='l2')(images)")
@@ -558,6 +581,10 @@ def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
     frozen = ("--weights", "net.keras", "--freeze", "backbone")
     _, err = succeeds("train", *words, *frozen, "--run-dir", "fine", columns=400)
     assert "starting from net.keras, with a new head for 3 classes" in err
+    assert (
+        "starting from net.keras, with a new head for 3 classes"
+        in json.loads(Path("fine/report.json").read_text())["notes"]
+    )
     assert "is new: it gives 3 logits, one for each class of the data, in place of 10" in err
     np.testing.assert_array_equal(
         last("fine").weights["edges/kernel"], model.get_layer("edges").get_weights()[0]

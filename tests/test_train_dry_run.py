@@ -145,7 +145,8 @@ def test_evaluation_images_that_are_trained_on_are_counted(here, report):
     shutil.copy("set/train/a/large.bmp", "set/val/b/large.bmp")
     assert lines(*words) == ["3 of 9 evaluation images are"]
     pairs = [(noise(k % 4, 16, 16), np.eye(16, dtype=np.uint8)) for k in range(5)]  # the last is the first
-    (line,) = trained_and_evaluated(open_pairs("imagemasks", write_pairs(Path("masks"), pairs)))
+    masks = open_pairs("imagemasks", write_pairs(Path("masks"), pairs))
+    (line,) = trained_and_evaluated(masks, "ipucnn verify-dataset masks")
     assert line.startswith("1 of 1 evaluation image is among")
     Path("arrays.py").write_text(
         "import numpy as np\n\n"

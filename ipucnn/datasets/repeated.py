@@ -23,14 +23,14 @@ from ipucnn.text import counted
 _PIECE = 2**14
 
 
-def trained_and_evaluated(source: DataSource) -> List[str]:
-    """Returns a line if evaluation images are training images, too."""
+def trained_and_evaluated(source: DataSource, command: str) -> List[str]:
+    """Returns a line if evaluation images are training images, too; ``command`` names them."""
     shared = num_shared(source.train, source.eval)
     if not shared:
         return []
     return [
         f"{shared:,} of {counted(len(source.eval), 'evaluation image')} {'is' if shared == 1 else 'are'} among the "
-        "training images, too: scores come out too high; `ipucnn verify-dataset` with the data set names them"
+        f"training images, too: scores come out too high; `{command}` names them"
     ]
 
 

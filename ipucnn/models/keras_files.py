@@ -253,8 +253,9 @@ def _legacy_layers(root: HdfItem, path: Path) -> List[LayerWeights]:
         inside: Dict[str, List[Any]] = {}
         for weight, tensor in zip(weights, tensors):
             inside.setdefault(weight.rpartition("/")[0], []).append(tensor)
+        # A model in a model that was built with the outer one has the outer one's name before its own.
         parts = [
-            LayerWeights(key if key.startswith(f"{name}/") else f"{name}/{key}", "", tuple(of_part))
+            LayerWeights(f"{name}/{f'/{key}'.partition(f'/{name}/')[2] or key}", "", tuple(of_part))
             for key, of_part in inside.items()
         ]
         layers.append(

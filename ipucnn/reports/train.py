@@ -180,9 +180,6 @@ def introduction(run: TrainingRun) -> List[str]:
 def _beginning(run: TrainingRun, program: BuiltProgram) -> Iterator[Event]:
     """Yields what is known of a run when its network is compiled, and its bar."""
     context, frozen = run.context, program.frozen_layers
-    if run.fresh_weights:
-        head = f"with a new head for {counted(context.info.num_classes, 'class')}"
-        yield Note(f"starting from {context.config.weights}, {head}")
     if frozen:
         named = ", ".join(frozen if len(frozen) <= 4 else (*frozen[:3], "...", frozen[-1]))
         yield Note(f"{counted(len(frozen), 'layer')} frozen: {named}")

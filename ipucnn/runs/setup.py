@@ -6,6 +6,7 @@ is reported at once.
 
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
 from ipucnn.sessions.evaluated import StatisticsImages
 from ipucnn.sessions.session import Predictor, Session
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 from ipucnn.training.program import Program, make_layout
 from ipucnn.training.schedules import make_schedule
 
@@ -254,7 +255,9 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
         return source
     from ipucnn.datasets.repeated import trained_and_evaluated
 
-    lines = trained_and_evaluated(source)
+    place = [] if config.dataset_path == Path(".") else ["--dataset-path", quoted(config.dataset_path)]
+    named = [] if config.dataset is None else [quoted(config.dataset)]
+    lines = trained_and_evaluated(source, " ".join(["ipucnn verify-dataset", *named, *place]))
     return replace(
         source, info=replace(source.info, training_warnings=(*source.info.training_warnings, *lines))
     )

@@ -424,7 +424,12 @@ class TrainingRun:
         if self.context.weights is None:
             return
         self.fresh_weights, notes = self.context.weights.start(self.context, model)
-        self._weight_notes = [*notes]
+        head = "a new head for " + counted(self.context.info.num_classes, "class")
+        given = shown_value(self.context.config.weights)
+        self._weight_notes = [
+            f"starting from {given}, with {head if self.fresh_weights else 'all of its layers'}",
+            *notes,
+        ]
         if self.fresh_weights:
             self._weight_notes += _notes_of_new_head(self.context.program)
 

@@ -162,7 +162,7 @@ def choose(name: Optional[str], path: Path, download: bool = False) -> ChosenDat
         if not sets:
             raise ConfigurationError(
                 f"no data set is given, and none is known in {shown(path)}",
-                f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, or a folder",
+                f"ipucnn verify-dataset NAME, one of {', '.join(DATASETS)}, tfds:NAME, FILE.py:FUNCTION, or a folder",
             )
         return choose_found(sets, path, ANY_TASK)
     choice = choose_dataset(name, path, home="", task=ANY_TASK, download=download)
