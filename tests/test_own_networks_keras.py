@@ -581,10 +581,8 @@ def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
     frozen = ("--weights", "net.keras", "--freeze", "backbone")
     _, err = succeeds("train", *words, *frozen, "--run-dir", "fine", columns=400)
     assert "starting from net.keras, with a new head for 3 classes" in err
-    assert (
-        "starting from net.keras, with a new head for 3 classes"
-        in json.loads(Path("fine/report.json").read_text())["notes"]
-    )
+    notes = json.loads(Path("fine/report.json").read_text())["notes"]
+    assert "starting from net.keras, with a new head for 3 classes" in notes
     assert "is new: it gives 3 logits, one for each class of the data, in place of 10" in err
     np.testing.assert_array_equal(
         last("fine").weights["edges/kernel"], model.get_layer("edges").get_weights()[0]

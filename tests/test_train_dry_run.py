@@ -119,11 +119,13 @@ def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     assert notes[-2:] == [f"the network{centre}", grey]
 
 
-def test_evaluation_images_that_are_trained_on_are_counted(here, report):
+def test_evaluation_images_that_are_trained_on_are_counted(here, report, run):
     """Equal files in class folders, in all folds together, and equal pixels of masks' images and of arrays."""
 
     def lines(*words):
         found = report("train", *words, "--dry-run")["warnings"]
+        for command in re.findall("`(ipucnn verify-dataset .*)`", "\n".join(found)):
+            assert "leakage" in run(*shlex.split(command)[1:])[1]
         return [
             line.partition(" among the training")[0] for line in found if "scores come out too high" in line
         ]
