@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import sys
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
@@ -267,11 +268,10 @@ class RunCommand(typer.core.TyperCommand):
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
             times = order.count(param)
             if times > 1 and not getattr(param, "multiple", False):
-                from ipucnn.reports.console import note
-
-                note(
+                line = (
                     f"note: {param.opts[0]} is given {times} times: the last one counts, {shown_value(value)}"
                 )
+                print(line, file=sys.stderr, flush=True)
         return []
 
 
