@@ -255,7 +255,7 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     found = report("evaluate", "r", "--dataset", "mine")
     assert found["dataset"]["size"] == 2 and any("is not as it was in training" in n for n in found["notes"])
     (tmp_path / "mine").rename(tmp_path / "yours")
-    size, stored, (note, _) = evaluate("--dataset", "yours", "--validation-fraction", "0.4")
+    size, stored, (_, note) = evaluate("--dataset", "yours", "--validation-fraction", "0.4")
     assert (size, stored) == (4, 4) and "4 of its 10 images" in note
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
     names = [line.split(",")[0] for line in out.splitlines()[1:]]

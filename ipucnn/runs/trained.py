@@ -238,12 +238,14 @@ def _trained_on(source: DataSource, name: str, command: str, weights: Weights) -
 
 def _is_that_of_training(source: DataSource, weights: Weights) -> bool:
     """Returns whether a limited data set has the content of that of training."""
-    prints = {fingerprint(source)}
-    if weights.facts is not None:
+    if weights.facts is None or weights.data_sha256 == fingerprint(source):
+        return weights.facts is not None
+    with suppress(UserError):
         # In training the classes may have been numbered as those of its first weights.
-        with suppress(UserError):
-            prints.add(fingerprint(_as_trained(source, weights.facts, weights)[0]))
-    return weights.data_sha256 in prints
+        numbered = _as_trained(source, weights.facts, weights)[0]
+        is_other = not np.array_equal(numbered.eval.labels, source.eval.labels)
+        return is_other and weights.data_sha256 == fingerprint(numbered)
+    return False
 
 
 def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
