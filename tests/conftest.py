@@ -74,7 +74,9 @@ def pytest_collection_finish():
     """Excludes the objects of imported modules from garbage collection.
 
     TensorFlow and the tests are half a million objects, and Keras collects garbage whenever its session is cleared.
+    With Python's own threshold of 700 objects, collections take an eighth of the processor time.
     """
+    gc.set_threshold(20_000, 20, 20)
     gc.collect()
     gc.freeze()
     gc.enable()
