@@ -329,7 +329,9 @@ def _on_this_machine(command: str, resolved: Resolved) -> Resolved:
 
     config = resolved.config
     if command in ("infer", "export"):
-        # A few images need one replica, and this machine may have fewer IPUs than the one that trained.
-        config = replace(config, num_replicas=1, validation_num_replicas=1)
+        # A few images need one replica, and this machine may have fewer IPUs than the one that trained; poprun chooses
+        # the IPUs of its instances.
+        alone = None if find_instances().under_poprun else 1
+        config = replace(config, num_replicas=1, validation_num_replicas=alone)
     check_device(config.device)
     return replace(resolved, config=config)
