@@ -267,7 +267,7 @@ class RunCommand(typer.core.TyperCommand):
                 value = None
             ctx.params[param.name] = list(value) if isinstance(value, tuple) else value
             times = order.count(param)
-            if times > 1 and not getattr(param, "multiple", False):
+            if times > 1 and not getattr(param, "multiple", False) and param.name != "verbose":
                 line = (
                     f"note: {param.opts[0]} is given {times} times: the last one counts, {shown_value(value)}"
                 )

@@ -171,10 +171,10 @@ BUDGET = {
     "models": (3505, 2720),
     "planning": (5090, 3895),
     "reports": (3900, 3105),
-    "runs": (7175, 5545),
+    "runs": (7205, 5565),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
-    "modules at the top": (2660, 2110),
+    "modules at the top": (2610, 2090),
 }
 
 

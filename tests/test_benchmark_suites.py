@@ -143,6 +143,15 @@ def test_typed_options_replace_those_of_rows():
     check_raises(ConfigurationError, words, "", plan, text, typed="--compare-with keras")
 
 
+def test_a_row_that_is_there_twice_needs_a_name():
+    """One of the two would be left out."""
+    row = "benchmark lenet --micro-batch-size 2"
+    with pytest.raises(ConfigurationError, match=r"row 2: it is row 1 again") as raised:
+        plan(f"rows:\n  - {row}\n  - {row}\n")
+    assert "`- again: COMMAND`" in raised.value.hint
+    assert len(plan(f"rows:\n  - {row}\n  - again: {row}\n").rows) == 2
+
+
 def test_a_title_may_be_a_number_or_empty():
     result = plan("title: 2024\nabout: 5\noptions:\nrows: [benchmark lenet]")
     assert (result.title, result.about) == ("2024", "5")

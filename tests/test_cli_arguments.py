@@ -124,6 +124,7 @@ def test_help_and_a_plan_of_a_known_graph_import_neither_converters_nor_tensorfl
         ("--replicas 2 --num-replicas 1", "is given 2 times: the last one counts, 1"),
         ("--augment --no-augment --augment", "--augment is given 3 times: the last one counts, True"),
         ("--pipeline-splits a --pipeline-splits b --seed 1", ""),
+        ("--verbose", ""),
     ],
 )
 def test_the_last_of_repeated_flags_counts_and_is_said(run, words, said):

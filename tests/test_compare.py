@@ -1,5 +1,6 @@
 """Commands that compare run folders: the list, the differences of two, their curves, and the page of one."""
 
+import html
 import json
 import os
 import re
@@ -10,9 +11,11 @@ import xml.dom.minidom
 from dataclasses import replace
 from pathlib import Path
 
+import markupsafe
 import msgspec
 import numpy as np
 import pytest
+from support.data_sets import write_class_folders
 from support.refusals import Refusal, check_refused
 from support.trained_runs import train
 
@@ -381,6 +384,18 @@ def test_the_page_of_a_run_is_self_contained_and_matches_the_files(folder):
 
 
 @pytest.mark.slow
+def test_the_page_of_a_run_has_its_warnings_and_notes(succeeds, tmp_path):
+    write_class_folders(tmp_path / "<set>", {(part, name): 4 for part in ("train", "val") for name in "ab"})
+    shutil.copy(tmp_path / "<set>/train/a/0.png", tmp_path / "<set>/val/a/0.png")
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--run-dir", "r"]
+    succeeds("train", "toy_model", "--dataset", "<set>", *words)
+    text, report = Path("r/report.html").read_text(), json.loads(Path("r/report.json").read_text())
+    lines = [*report["dataset"]["warnings"], *report["notes"]]
+    assert any("scores come out too high" in line for line in lines)
+    for line in [*lines, report["dataset"]["choice"]]:
+        assert html.escape(line, quote=False) in text or markupsafe.escape(line) in text
+
+
 def test_an_evaluation_adds_its_confusion_matrix_to_the_page(folder, run, report):
     shutil.copytree(str(folder / "first"), "r")
     counts = report("evaluate", "r", "--report")["confusion_matrix"]

@@ -530,7 +530,9 @@ def test_images_whose_names_begin_with_their_class_are_sorted_if_the_hint_is_typ
     folder = tmp_path / "my set"
     draw(folder, *(name.format(k) for name in names for k in range(6)))
     error = check_raises(DataError, "is named like a part", "into class folders", opened, folder)
-    command, _, dataset = error.hint.partition("class folders: ")[2].partition("; then pass --dataset ")
+    command, _, dataset = error.hint.partition(": ")[2].partition("; then pass --dataset ")
+    others = sum("test1/{}" in name for name in names) * 6 if part == "" else 0
+    assert (f", without {others} other images: " in error.hint) == bool(others)
     before = sorted(folder.rglob("*"))
     assert sorting.main(shlex.split(command)[3:]) == 0
     target = (folder / part).with_name((part or folder.name) + "-classes")

@@ -158,6 +158,17 @@ def test_names_that_begin_with_their_class_are_sorted():
     assert found == expected
 
 
+def test_verification_knows_the_command_of_names_and_says_what_it_leaves_out(run, capsys):
+    one_folder()
+    save("set/more/9.png", 9)
+    _, _, err = run("verify-dataset", "set", columns=4000)
+    assert "without 1 other image: python -m ipucnn.datasets.sorting names set-classes set" in err
+    assert sorting.main(["names", "new", "absent"]) == 3
+    assert "there is no folder absent" in capsys.readouterr().err
+    assert sorting.main(["names", "new", "set/more"]) == 3
+    assert "nothing to copy by names" in capsys.readouterr().err
+
+
 def test_names_that_begin_with_parts_or_sides_tell_no_classes():
     for word, other in (("train", "test"), ("image", "mask"), ("cat", "12")):
         for k in range(4):

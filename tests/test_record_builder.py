@@ -17,6 +17,7 @@ from support.data_sets import encode, noise, verified
 from support.events import Recorded
 from support.refusals import check_raises
 
+from ipucnn.datasets.base import fingerprint
 from ipucnn.datasets.sources import record_builder
 from ipucnn.datasets.sources.record_builder import build as make_records
 from ipucnn.datasets.sources.records import open_records
@@ -307,6 +308,21 @@ def test_a_file_that_was_cut_between_two_records_is_damaged(folder, tmp_path, ru
     check_raises(DataError, "has 0 records", "", open_records, out)
     path.write_bytes(whole[: places[3]])
     assert len(open_records(out).train) == 16
+
+
+def test_records_may_lie_in_any_folder_and_a_plan_that_comes_later_counts(folder, tmp_path):
+    out = tmp_path / "out"
+    build(folder, out, 3, 2, 1)
+    before = fingerprint(open_records(out))
+    moved = out.rename(tmp_path / "moved")
+    assert fingerprint(open_records(moved)) == before
+    plan = (moved / "build.json").read_text()
+    (moved / "build.json").unlink()
+    path = moved / "train-00001-of-00003"
+    path.write_bytes(path.read_bytes()[: [at for _, at, _, _ in scan_records(path)][3]])
+    assert len(open_records(moved).train) == 16
+    (moved / "build.json").write_text(plan)
+    check_raises(DataError, "has 3 records of the 7", "", open_records, moved)
 
 
 def test_the_hint_about_too_many_files_names_both_options(folder, run):

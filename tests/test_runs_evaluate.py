@@ -127,6 +127,9 @@ def evaluated(run, *args):
     return result
 
 
+SIZES = {"first": lambda _: (30, 20), "second": lambda _: (31, 20), "third": lambda _: (30, 21)}
+
+
 def an_image_less(folder):
     os.remove(folder / "a" / "3.bmp")
 
@@ -176,9 +179,7 @@ def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeed
 
     def said():
         return [
-            note
-            for note in report("evaluate", "r", "--dataset", "other")["notes"]
-            if "was trained on" in note
+            note for note in report("evaluate", "r", "--dataset", "other")["notes"] if "trained on" in note
         ]
 
     assert said() == []
@@ -190,7 +191,46 @@ def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeed
     )
     (tmp_path / "set").rename(tmp_path / "elsewhere")
     (note,) = said()
-    assert note.startswith("if the network was trained on some of the images, scores of those are too high")
+    assert note.startswith(
+        "if the network, or the weights that it began with, was trained on some of the images"
+    )
+
+
+def test_shares_and_limits_hide_no_image_that_was_trained_on(lightly, succeeds, report, tmp_path):
+    write_class_folders(tmp_path / "set", {("", name): 10 for name in ("a", "b")})
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "set", *words, "--run-dir", "r")
+    out, _ = succeeds("infer", "r", "--split", "eval", "--format", "csv")
+    held_out = {Path(line.split(",")[0]).name for line in out.splitlines()[1:]}
+    assert len(held_out) >= 1
+    for more in ([], ["--dataset", "set"]):
+        found = report("evaluate", "r", *more, "--validation-fraction", "0.5")
+        (note,) = [note for note in found["notes"] if "that the network was trained on" in note]
+        assert note.startswith("6 of the 10 images of imagefolder (set) are among those"), note
+        assert not any(
+            "trained on" in note for note in report("evaluate", "r", *more, "--limit-eval", "2")["notes"]
+        )
+    os.remove(tmp_path / "set" / "a" / "0.png")
+    notes = report("evaluate", "r", "--limit-eval", "2")["notes"]
+    assert any("is not as it was in training" in note for note in notes)
+
+
+def test_what_cannot_be_compared_with_training_is_said(lightly, succeeds, report, tmp_path):
+    """Nothing is said of images that only lie there now, and of those of the first weights nothing is known."""
+    for name in ("first", "second", "third"):
+        write_class_folders(tmp_path / name, {("", kind): 5 for kind in ("a", "b")}, size=SIZES[name])
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", "--dataset", "first", *words, "--run-dir", "r")
+    succeeds("train", "toy_model", "--dataset", "second", *words, "--weights", "r", "--run-dir", "tuned")
+
+    def said(run, data):
+        return [note for note in report("evaluate", run, "--dataset", data)["notes"] if "trained on" in note]
+
+    assert said("r", "third") == []
+    maybe = "if the network, or the weights that it began with, was trained on some of the images"
+    assert said("tuned", "third")[0].startswith(maybe)
+    shutil.copy(tmp_path / "third" / "a" / "0.png", tmp_path / "first" / "a" / "new.png")
+    assert said("r", "third")[0].startswith(maybe)
 
 
 def test_what_is_left_out_of_the_set_of_training_is_said_again(lightly, succeeds, tmp_path):

@@ -100,6 +100,36 @@ def test_images_of_systems_and_behind_links_are_left_out_and_counted(here):
     assert find_images(["in/a.png"]).left_out == ()
 
 
+def test_paths_that_are_named_again_are_counted(here):
+    for k in range(2):
+        save_digit(Path(f"in/{k}.png"), k)
+    found = find_images(["in/0.png", "in/0.png", "in"])
+    assert found.paths == ("in/0.png", "in/1.png")
+    assert found.left_out == ("left out: 2 paths named again (in/0.png)",)
+
+
+def test_pictures_replace_no_images(trained, run, here):
+    """Those of a data set are read only after outputs are checked; pictures that ipucnn wrote may be replaced."""
+    save_digit(Path("set/a.png"), 1)
+    before = Path("set/a.png").read_bytes()
+    for words in (
+        ["evaluate", trained, "--plot", "set/a.png"],
+        ["infer", trained, "--split", "eval", "--contact-sheet", "set/a.png"],
+        ["plot", trained, "--output", "set/a.png"],
+        ["train", "lenet", "--dataset", "digits", "--dry-run", "--draw-samples", "set/a.png"],
+    ):
+        check_refused(run, Refusal(words, "set/a.png: it does not say that ipucnn wrote it", "mv set/a.png"))
+    assert Path("set/a.png").read_bytes() == before
+    for words in (
+        ["evaluate", trained, "--plot", "p.png"],
+        ["infer", trained, "--split", "eval", "--contact-sheet", "c.png"],
+        ["plot", trained, "--output", "o.png"],
+    ):
+        for _ in range(2):
+            code, _, err = run(*words)
+            assert code == 0, err
+
+
 def test_files_in_a_folder_that_have_no_name_of_an_image_are_counted(here):
     """They are read if they are named; training counts them too."""
     save_digit(Path("new/1.png"), 1)

@@ -443,21 +443,24 @@ def test_a_folder_of_images_may_have_moved(tmp_path, run, succeeds, monkeypatch)
     succeeds(*words, "r", "--num-epochs", "1")
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    where = "the run was trained with --dataset photos in another folder; from here, add --dataset ../photos"
+    trained = "the run was trained with --dataset photos in another folder; from here, add"
+    where = f"{trained} --dataset ../photos"
     more = ("train", "--resume", "--run-dir", "../r", "--num-epochs", "2")
-    check_refused(run, Refusal(more, "data set 'photos' is unknown", where))
+    check_refused(run, Refusal(more, "data set 'photos' is unknown", f"{trained} lenet --dataset ../photos"))
     check_refused(run, Refusal(["evaluate", "../r"], "data set 'photos' is unknown", where))
     succeeds("evaluate", "../r", "--dataset", "../photos")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").rename("moved")
     where = "the run was trained with --dataset photos; add --dataset DIR"
     more = ("train", "--resume", "--run-dir", "r", "--num-epochs", "2")
-    check_refused(run, Refusal(more, "data set 'photos' is unknown", where))
+    of_model = where.replace("--dataset DIR", "lenet --dataset DIR")
+    check_refused(run, Refusal(more, "data set 'photos' is unknown", of_model))
     check_refused(run, Refusal(["evaluate", "r"], "data set 'photos' is unknown", where))
     write_class_folders(tmp_path / "other", {("", name): 8 for name in ("b", "a")})
     check_refused(run, Refusal([*more, "--dataset", "other"], "is not as it was for"))
     check_refused(run, Refusal([*more, "--dataset", "digits"], "the run in r has photos"))
-    succeeds(*more, "--dataset", "moved")
+    succeeds(*more, "lenet", "--dataset", "moved")
+    check_refused(run, Refusal([*more, "--dataset", "other"], "is finished, with moved", "more --num-epochs"))
     weights = [
         load_checkpoint(tmp_path / name / "checkpoints" / "last.npz").weights for name in ("r", "whole")
     ]

@@ -149,7 +149,7 @@ def compose(text: str, source: str) -> Optional[YamlNode]:
 
 
 def entries_of(node: YamlNode, source: str) -> List[Entry]:
-    """Returns the entries of a mapping node in the order of ``documents.pairs``: later ones override earlier ones.
+    """Returns the entries of a mapping node in the order of ``documents.pairs``, without those that others override.
 
     Raises:
         ConfigurationError: for example a key given twice; the message has ``source`` and the line.
@@ -169,7 +169,13 @@ def entries_of(node: YamlNode, source: str) -> List[Entry]:
                 f"{source}, line {entry.line}: '{entry.key}' is the option '{other.key}' of line {other.line}",
                 "keep one of the two",
             )
-    return entries
+    last: Dict[str, Entry] = {}
+    for entry in entries:
+        spec = find_spec(entry.key)
+        name = entry.key if spec is None else spec.name
+        last.pop(name, None)
+        last[name] = entry
+    return [*last.values()]
 
 
 def convert(entries: List[Entry], source: str) -> Dict[str, Any]:

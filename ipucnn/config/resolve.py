@@ -485,7 +485,8 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
     is_named = requested.origins["dataset"].overrides_run
     named = {"dataset": requested.config.dataset if is_named else None, "dry_run": config.dry_run}
     typed = {key: getattr(requested.config, key) for key in _OF_PLACE if requested.origins[key].overrides_run}
-    with place_of_data(saved, typed, run):
+    model = "" if requested.origins["model_name"].by_user else saved.model_name
+    with place_of_data(saved, typed, run, model):
         data = _choose_dataset(requested.command, record, named, settings)
     return dataclasses.replace(
         requested,
@@ -499,21 +500,24 @@ def resolve_resumed(requested: Resolved, saved: RunConfig, run: str) -> Resolved
 
 
 @contextlib.contextmanager
-def place_of_data(saved: RunConfig, given: Mapping[str, PlainValue], run: str) -> Iterator[None]:
+def place_of_data(
+    saved: RunConfig, given: Mapping[str, PlainValue], run: str, model: str = ""
+) -> Iterator[None]:
     """Adds to the error that ends the block, because a run's data set is not found, how to say where it is.
 
     Args:
         saved: the run's configuration.
         given: the options of the command line.
         run: its folder, or its checkpoint.
+        model: the network, if the command line must name it with the data; "" otherwise.
     """
     try:
         yield
     except (ConfigurationError, DataError) as error:
-        raise type(error)(error.message, _hint_of_place(saved, given, run) or error.hint) from error
+        raise type(error)(error.message, _hint_of_place(saved, given, run, model) or error.hint) from error
 
 
-def _hint_of_place(saved: RunConfig, given: Mapping[str, PlainValue], run: str) -> str:
+def _hint_of_place(saved: RunConfig, given: Mapping[str, PlainValue], run: str, model: str) -> str:
     """Returns a hint if the data of a run lie elsewhere than it says, as seen from here; "" if that is not known."""
     from ipucnn.datasets.registry import is_folder_name
 
@@ -527,13 +531,15 @@ def _hint_of_place(saved: RunConfig, given: Mapping[str, PlainValue], run: str) 
         is_given = given.get("dataset") is not None or given.get("dataset_path") is not None
         if is_given or os.path.isabs(os.path.expanduser(place)) or not is_outside:
             return ""
-    trained = f"the run was trained with {flag} {shown_value(place)}{' in another folder' * is_outside}"
+    is_elsewhere = is_outside and not os.path.isabs(os.path.expanduser(place))
+    trained = f"the run was trained with {flag} {shown_value(place)}{' in another folder' * is_elsewhere}"
+    words = f"{quoted(model)} {flag}" if model else flag
     for folder in Path(os.path.abspath(run)).parents:
         nearby = os.path.relpath(folder / place)
         # The parent folder itself is no answer: the run does not name it.
         if os.path.normpath(place) != os.curdir and Path(nearby).is_dir():
-            return f"{trained}; from here, add {flag} {quoted(nearby)}"
-    return f"{trained}; add {flag} DIR with the place of its data as seen from here"
+            return f"{trained}; from here, add {words} {quoted(nearby)}"
+    return f"{trained}; add {words} DIR with the place of its data as seen from here"
 
 
 def _check_unchanged(

@@ -361,8 +361,10 @@ def fingerprint(source: DataSource) -> str:
                 digest.update(np.ascontiguousarray(examples.shards).tobytes())
                 digest.update(np.ascontiguousarray(examples.places).tobytes())
             sizes = [_size_of(path) for path in examples.paths]
+            # A set of records may lie in any folder; the folder of an image is its class.
+            num_parts = 1 if isinstance(examples, RecordExamples) else 2
             for path, size in zip(examples.paths, sizes):
-                name = "/".join(Path(path).parts[-2:])
+                name = "/".join(Path(path).parts[-num_parts:])
                 digest.update(f"{name} {size}\n".encode("utf-8", "surrogateescape"))
             is_small = isinstance(examples, FileExamples) and sum(sizes) <= _MOST_READ
             step, piece = (1, -1) if is_small else (-(-len(sizes) // _MOST_BEGUN) or 1, _BEGINNING)

@@ -426,8 +426,11 @@ def classes_in_names(part: Path) -> Dict[str, str]:
 def named_classes_hint(folder: Path) -> str:
     """Returns the hint with the command for images whose names begin with their classes, of a set or of one part."""
     target = new_folder(folder, "classes")
+    parts = [folder, *(path for path in subfolders(folder) if part_named(path.name))]
+    alone = num_images(folder) - sum(len(classes_in_names(path)) for path in parts)
+    rest = f", without {counted(alone, 'other image')}" if alone else ""
     return (
-        "if the names of images begin with their classes, copy them into class folders: "
+        f"if the names of images begin with their classes, copy them into class folders{rest}: "
         f"{SORTING} names {quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
     )
 

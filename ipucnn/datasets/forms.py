@@ -295,9 +295,15 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
 
 
 def _has_other_colours(profile: bytes) -> bool:
-    """Returns whether an ICC profile is one of RGB, and its names are not those of sRGB, or of its short forms "c2"."""
-    names = [name.encode(code) for name in ("sRGB", "c2\0") for code in ("ascii", "utf-16-be")]
-    return profile[16:20] == b"RGB " and not any(name in profile for name in names)
+    """Returns whether an ICC profile is one of RGB that its description does not call sRGB, or "c2", a short form."""
+    names = [name.encode(code) for name in ("sRGB", "c2") for code in ("ascii", "utf-16-be")]
+    described = profile
+    for place in range(132, min(len(profile), 132 + 12 * 100), 12):  # the table of tags (ICC.1:2010, 7.3)
+        if profile[place : place + 4] == b"desc":
+            begin, size = (int.from_bytes(profile[at : at + 4], "big") for at in (place + 4, place + 8))
+            described = profile[begin : begin + size]
+            break
+    return profile[16:20] == b"RGB " and not any(name in described for name in names)
 
 
 def _has_black_row(image: PillowImage) -> bool:

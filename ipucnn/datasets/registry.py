@@ -28,13 +28,11 @@ from ipucnn.datasets.formats import (
     NoPairs,
     base_name,
     check_has_masks,
-    classes_in_names,
     endings_instead,
     find_class_parts,
     find_layout,
     find_set,
     find_sets,
-    named_classes_hint,
     part_alone,
     places_of_images,
     subfolders,
@@ -662,8 +660,9 @@ def _choose_in(folder: Path, task: str) -> ChosenDataset:
 def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDataset:
     """Chooses one of the data sets that were found in a folder; raises as :func:`choose_folder` does."""
     if not sets and task == ANY_TASK:
+        endings = endings_instead(folder)
         raise DataError(
-            f"{shown(folder)} holds no data set that is known",
+            f"{shown(folder)} holds no data set that is known{f': {endings}' if endings else ''}",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set"
             + _inside(folder, find_sets),
@@ -743,9 +742,7 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         alone = "" if found is None or "train" in found.parts else part_alone(found)
         raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
-    if found is None and classes_in_names(folder):
-        hint = named_classes_hint(folder)
-    elif found is not None and found.parts:
+    if found is not None and found.parts:
         hint += part_alone(found)
     else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.datasets.formats import (
+    CLASS_LAYOUT,
     MAXIMUM,
     PAIR_LAYOUT,
     SORTING,
@@ -25,6 +26,7 @@ from ipucnn.datasets.formats import (
     find_layout,
     is_image_name,
     is_made_by_system,
+    named_classes_hint,
     part_named,
     side_named,
     subfolders,
@@ -700,8 +702,10 @@ def sorting_hint(folder: Path, task: str) -> str:
         files = _files_of(folder)
         if task == "segmentation":
             return _pairs_hint(folder, files)
-        return _classes_hint(folder, files) or (
-            _pairs_hint(folder, files) if task != "classification" else ""
+        return (
+            _classes_hint(folder, files)
+            or (named_classes_hint(folder) if classes_in_names(folder) else "")
+            or (_pairs_hint(folder, files) if task != "classification" else "")
         )
     return ""
 
@@ -772,6 +776,8 @@ def main(words: Sequence[str]) -> int:
             copies = copies_of_pairs(words[1], folder)
         elif len(words) == 3 and words[0] in _OF_FOLDER:
             folder, target = expand(words[2]), expand(words[1])
+            if not folder.is_dir():
+                raise DataError(f"there is no folder {shown(folder)}", "check the path")
             copies = _OF_FOLDER[words[0]](folder)
         else:
             raise ConfigurationError(
@@ -780,7 +786,8 @@ def main(words: Sequence[str]) -> int:
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         if not copies:
-            raise DataError(f"{shown(folder)} has nothing to copy", PAIR_LAYOUT)
+            wanted = CLASS_LAYOUT if words[0] in ("classes", "names") else PAIR_LAYOUT
+            raise DataError(f"{shown(folder)} has nothing to copy by {words[0]}", wanted)
         count = counted(sum(map(len, copies.values())), "file")
         if sys.stderr.isatty():
             print(f"copying {count} of {shown(folder)} into {shown(target)} ...", file=sys.stderr)

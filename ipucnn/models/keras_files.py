@@ -34,7 +34,7 @@ from ipucnn.filesystem import open_regular, shown, user_error_of
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_config import counted_from_zero, read_blueprint, read_nodes, snake_case
 from ipucnn.models.names import base_name, named_weights
-from ipucnn.text import counted
+from ipucnn.text import counted, quoted
 
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
 _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"
@@ -439,7 +439,9 @@ def _match(
         raise DataError(
             f"{path} is of another model: it has {len(layers)} layers with weights, "
             f"{model} has {len(targets)}",
-            _MODEL_HINT,
+            f"{_MODEL_HINT}; or the file's own network: --model-name {quoted(path)}"
+            if path.suffix == ".keras"
+            else _MODEL_HINT,
         )
     for named in _named(layers, path):
         if all(target.name in named and fit(named[target.name], target) for target in targets):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipucnn.errors import MissingError
+from ipucnn.runs.overwriting import SOFTWARE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +68,7 @@ def save_figure(figure: Figure, path: Path, suffix: str, bottom: float = 0.0) ->
         # Characters that the font lacks are drawn as boxes; the tables have the names.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.tight_layout(rect=(0, bottom, 1, 1))
-        metadata = {date: None} if date else None
+        metadata = {date: None} if date else {"Software": SOFTWARE}
         # Ids in SVG are random without a salt.
         with matplotlib.rc_context({"svg.hashsalt": "ipucnn"}):
             figure.savefig(str(path), format=suffix.lower().lstrip("."), metadata=metadata)

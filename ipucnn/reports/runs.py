@@ -19,7 +19,7 @@ from ipucnn.reports.console import NUMBER, TEXT, console, plain_table, print_tab
 from ipucnn.reports.figures import label, new_figure, save_figure
 from ipucnn.runs.compare import FIGURES, RunRecord, data_label, read_run
 from ipucnn.runs.folder import PAGE, PREDICTIONS, REPORT
-from ipucnn.runs.records import Evaluation
+from ipucnn.runs.records import Evaluation, Report
 from ipucnn.text import counted, distinguishable, printable, shown_value
 
 if TYPE_CHECKING:
@@ -262,6 +262,7 @@ class PageContent(NamedTuple):
     title: str
     subtitle: str
     cards: List[Tuple[str, str, str]]
+    remarks: List[str]
     curves: List[Tuple[str, Markup]]
     classes: Optional[Markup]
     counted: str
@@ -329,6 +330,7 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> PageContent:
         title=f"{run.config.model_name} on {dataset}",
         subtitle=f"run {run.path.name}, seed {run.program.get('seed')}; measured, not predicted",
         cards=cards,
+        remarks=[] if report is None else [printable(line) for line in _remarks(report)],
         curves=[(title, _svg(run, key, title)) for key, title in _figures_of([run]) if _curves(run, key)],
         classes=None if evaluation is None else _confusion(evaluation),
         counted="" if evaluation is None else _counted(evaluation) + "s",
@@ -343,6 +345,12 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> PageContent:
         commands=[printable(str(process["command"])) for process in run.processes if "command" in process],
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     )
+
+
+def _remarks(report: Report) -> List[str]:
+    """Returns what was taken, left out, assumed and converted, as the run said."""
+    choice = [f"{report.dataset.name}: {report.dataset.choice}"] if report.dataset.choice else []
+    return [*choice, *report.dataset.warnings, *report.notes]
 
 
 def _picture(path: Path) -> str:

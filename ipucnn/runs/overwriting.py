@@ -1,8 +1,8 @@
 """Which existing files and folders a command may replace, and which outputs could not be written.
 
 All is checked before any work begins.  A folder is replaced if ``--overwrite`` is given and it is of the same kind, as
-are those of checkpoints and of folds, which ``writer.py`` looks at; a picture of a mask if ipucnn wrote it; a table or
-plot always, except a file that is read.
+are those of checkpoints and of folds, which ``writer.py`` looks at; a PNG or TIFF if ipucnn wrote it, because others
+may be images of a data set; another file always, except one that is read.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from ipucnn.filesystem import (
 from ipucnn.text import printable, quoted
 
 SOFTWARE = "ipucnn"
-"""The text or tag "Software" of each picture that ``infer`` writes for masks: only such files are replaced."""
+"""The text or tag "Software" of each PNG and TIFF that ipucnn writes: only such files are replaced."""
 SOFTWARE_TAG = 305
 _PNG_HEAD = 4096
 """Bytes at the beginning of a PNG that have its text; before it are at most a header and a palette."""
@@ -81,10 +81,10 @@ def check_outputs(
         inputs: (description, path) of files that are read and must not be replaced.
 
     Raises:
-        ConfigurationError: another extension, a file that is also read, or the same file twice.
+        ConfigurationError: another extension, a file that is also read, a PNG of others, or the same file twice.
         DataError: no folder, no permission, or a folder of that name.
     """
-    outputs = list(outputs)
+    outputs, inputs = list(outputs), list(inputs)
     for option, path, extensions in outputs:
         if path is None:
             continue
@@ -95,6 +95,12 @@ def check_outputs(
                 f"for example {option} {shown(path.stem or 'result')}{extensions[0]}",
             )
         filesystem.check_output(path)
+        is_foreign = path.suffix.lower() == ".png" and kind_of(path) is Kind.FILE and not _is_result(path)
+        if is_foreign and not any(real(path) == real(read) for _, read in inputs):
+            raise ConfigurationError(
+                f"{option} {shown(path)}: it does not say that ipucnn wrote it, and would be replaced",
+                f"choose another name, or move it away: mv {quoted(path)} {quoted(path.with_suffix('.old.png'))}",
+            )
     check_not_replaced([(option, path) for option, path, _ in outputs], inputs)
 
 
@@ -103,7 +109,7 @@ def _is_result(path: Path) -> bool:
     import tifffile
 
     with contextlib.suppress(Exception), open_regular(path) as file:
-        if path.suffix == ".png":
+        if path.suffix.lower() == ".png":
             return f"tEXtSoftware\0{SOFTWARE}".encode() in file.read(_PNG_HEAD)
         return bool(tifffile.TiffFile(file, name=path.name).pages[0].tags[SOFTWARE_TAG].value == SOFTWARE)
     return False

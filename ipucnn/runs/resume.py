@@ -322,6 +322,12 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
         # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}
     if report is not None and not changed:
+        if config.dataset != saved.dataset:
+            raise ConfigurationError(
+                f"--dataset {shown_value(config.dataset)}: the run in {path} is finished, with "
+                f"{shown_value(saved.dataset)}",
+                "drop it, or give more --num-epochs",
+            )
         return Finished(merged, target, report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(

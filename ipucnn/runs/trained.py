@@ -36,8 +36,8 @@ from ipucnn.sessions.group import find_instances
 from ipucnn.sessions.session import Predictor, Session
 from ipucnn.text import counted, printable
 
-_DIVIDES_DATA = ("skip_damaged", "limit_train", "limit_eval", "validation_fraction", "allow_partial")
-"""The options that choose which samples of a given set are evaluated."""
+_DIVIDES_DATA = ("skip_damaged", "validation_fraction", "allow_partial")
+"""The options that choose which samples of a given set are evaluated, beside limits."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,12 @@ def _open(named: WeightsArgument, reads_data: bool) -> TrainedSetup:
         num_stored = len(source.eval)
         if facts is not None:
             source, matched = _as_trained(source, facts, weights)
+        changed = [
+            *divided,
+            *([] if is_other else _changed_since_training(setup.with_source(source), weights)),
+        ]
         source = limit_source(source, config.limit_train, config.limit_eval, weights.seed)
         setup = replace(setup, resolved=resolved).with_source(source)
-        changed = [*divided, *([] if is_other else _changed_since_training(setup, weights))]
     setup, notes = weights.fitted(setup)
     notes = [
         *([matched.note] if matched.note else []),
@@ -194,10 +197,11 @@ def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[D
     """
     source, info, origins = setup.source, setup.source.info, setup.resolved.origins
     is_typed = any(origins[name].is_typed for name in ("dataset", "dataset_path"))
-    if not (is_evaluated and is_typed):
+    is_divided = origins["validation_fraction"].is_typed
+    if not (is_evaluated and (is_typed or is_divided)):
         return source, is_typed, []
     name, of_training = f"{info.name} ({printable(info.location)})", _of_training(setup, weights)
-    is_whole = info.own_split and of_training is None and not origins["validation_fraction"].is_typed
+    is_whole = info.own_split and of_training is None and not is_divided
     if is_whole:
         source = undivided(source)
     elif info.own_split:
@@ -209,30 +213,30 @@ def _as_evaluated(setup: Setup, weights: Weights, is_evaluated: bool) -> Tuple[D
     elif info.own_split and not info.division:
         among, verb = counted(len(source.train) + count, what), "is" if count == 1 else "are"
         notes = [f"{count:,} of the {among} of {name} {verb} held out in training, and {verb} for evaluation"]
-    if of_training is None:
-        notes += _trained_on(source, name, setup.resolved.command, weights)
+    if of_training is None or is_divided:
+        notes += _trained_on(source, name, weights)
     return source, of_training is None, notes
 
 
-def _trained_on(source: DataSource, name: str, command: str, weights: Weights) -> List[str]:
-    """Returns a note if a network was trained on images of another set, or may have been."""
-    former, shared = None, None
-    if weights.trained_with is not None:
-        with suppress(UserError, OSError):  # the set of training is no longer there
-            resolved = resolve_saved("infer", weights.trained_with, {})
+def _trained_on(source: DataSource, name: str, weights: Weights) -> List[str]:
+    """Returns a note if a network was trained on images that are evaluated, or may have been."""
+    before = weights.trained_with
+    with suppress(UserError, OSError):  # the set of training is no longer there
+        if before is not None:
+            resolved = resolve_saved("infer", replace(before, download=False), {})
             former = run_setup.prepare(resolved, weights.seed, weights.input_shape).source
-            shared = num_shared(former.train, source.eval)
-    if shared:
-        verb = "is" if shared == 1 else "are"
-        return [
-            f"{shared:,} of the {counted(len(source.eval), 'image')} of {name} {verb} among those that the network was "
-            "trained on: scores come out too high"
-        ]
-    if former is not None and shared is not None and _is_that_of_training(former, weights):
-        return []
+            shared = num_shared(former.train, source.eval) if _is_that_of_training(former, weights) else None
+            if shared:
+                verb = "is" if shared == 1 else "are"
+                return [
+                    f"{shared:,} of the {counted(len(source.eval), 'image')} of {name} {verb} among those that the "
+                    "network was trained on: scores come out too high"
+                ]
+            if shared == 0 and before.weights is None:
+                return []
     return [
-        "if the network was trained on some of the images, scores of those are too high: those of its training are not "
-        "there to compare"
+        "if the network, or the weights that it began with, was trained on some of the images, scores of those are too "
+        "high: not all images that it was trained on could be compared"
     ]
 
 
@@ -251,8 +255,8 @@ def _is_that_of_training(source: DataSource, weights: Weights) -> bool:
 def _of_training(setup: Setup, weights: Weights) -> Optional[DataSource]:
     """Returns a set as training divided it, if the network was trained on this set; else None.
 
-    It is the one of training if it lies where that did, or has images of the same names, sizes and classes wherever it
-    lies.  Files without facts of training are used with the set that they were trained on.
+    It is the one of training if it lies where that did, or has the same files and classes wherever it lies.  Files
+    without facts of training are used with the set that they were trained on.
     """
     source, choice, before = setup.source, setup.resolved.choice, weights.trained_with
     if weights.facts is None:
@@ -280,11 +284,16 @@ def _identity(choice: ChosenDataset) -> Tuple[str, List[Path]]:
 
 
 def _changed_since_training(setup: Setup, weights: Weights) -> List[str]:
-    """Returns a note if the files of the set of training are not those of training."""
+    """Returns a note if the files of the set of training, of which nothing is limited, are not those of training."""
     source, choice, origins = setup.source, setup.resolved.choice, setup.resolved.origins
     is_other = weights.facts is None or any(origins[name].is_typed for name in _DIVIDES_DATA)
     is_made = choice.make is None and not needs_files(choice.name)
-    if is_other or is_made or weights.data_sha256 is None or weights.data_sha256 == fingerprint(source):
+    before = weights.trained_with
+    if is_other or is_made or before is None or weights.data_sha256 is None:
+        return []
+    if _is_that_of_training(
+        limit_source(source, before.limit_train, before.limit_eval, weights.seed), weights
+    ):
         return []
     return [
         f"{source.info.name} is not as it was in training: images that were trained on may be among those that are "

@@ -89,7 +89,7 @@ def padding_scale(program: Program, update: Tensor) -> Tensor:
 
 
 def _dice_per_micro_batch(logits: Tensor, labels: Tensor, num_micro_batches: int) -> Tensor:
-    """Returns 1 - soft Dice (Milletari et al. 2016, arXiv:1606.04797), float32 (micro-batches,).
+    """Returns 1 - Dice (Milletari et al. 2016, arXiv:1606.04797, with sums for squares), float32 (micro-batches,).
 
     It averages the Dice of the foreground classes, so that a rare class counts as much as a common one.
     """

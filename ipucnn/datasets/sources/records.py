@@ -103,7 +103,7 @@ def sizes_in_plan(folder: Path, shards: Mapping[str, Sequence[Path]]) -> Dict[st
             counts = planned.get(RECORDS) if isinstance(planned, dict) else None
             for subset, paths in shards.items():
                 count = counts.get(subset) if isinstance(counts, dict) else None
-                if isinstance(count, int) and count >= 0:
+                if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
                     edges = shard_edges(count, len(paths))
                     sizes[subset] = [end - begin for begin, end in zip(edges, edges[1:])]
     return sizes
@@ -156,7 +156,7 @@ _Row = Tuple[int, int, int]
 def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[Union[_Row, Problem]]:
     """Returns number, place and class of each record of a file, or the problem with it.
 
-    A file without records, or with another number than ``size``, if that is not -1, is damaged: it was cut.
+    A file without records, or with fewer than ``size``, which is -1 if it is not known, is damaged: it was cut.
     """
     rows: List[Union[_Row, Problem]] = []
     for record in guarded(scan_records(path), subset, printable(path.name), path):
@@ -168,7 +168,7 @@ def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[U
         label = item_or_problem(partial(label_of, read, length, place, num_classes), subset, place)
         rows.append(label if isinstance(label, Problem) else (number, at, label))
     is_cut = not any(isinstance(row, Problem) and row.has_rest for row in rows)
-    if is_cut and (not rows or size not in (-1, len(rows))):
+    if is_cut and (not rows or len(rows) < size):
         of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
         code = "truncated" if rows else "empty-file"
         error = DataError(f"{shown(path)} has {len(rows):,} records{of_plan}", AGAIN, code)
@@ -205,11 +205,11 @@ def _index(
 
 
 def _cache_path(folder: Path, shards: Dict[str, List[Path]], num_classes: int) -> Optional[Path]:
-    """Returns the path of the index, which depends on the name, size and modification time of each file.
+    """Returns the path of the index, which depends on the plan, and the name, size and modification time of each file.
 
     None without a cache.
     """
-    described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder))]
+    described: List[object] = [_INDEX_VERSION, num_classes, str(real(folder)), sizes_in_plan(folder, shards)]
     for path in (path for paths in shards.values() for path in paths):
         status = path.stat()
         described.append([path.name, status.st_size, status.st_mtime_ns])

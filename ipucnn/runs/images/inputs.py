@@ -121,7 +121,9 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
         paths += images
     unique: Dict[str, str] = {}
     for path in paths:
-        unique.setdefault(os.path.normpath(Path(path).absolute()), path)
+        again = unique.setdefault(os.path.normpath(Path(path).absolute()), path)
+        if again is not path:
+            left_out[path] = (*_AGAIN, left_out.get(path, ("", "", 0))[2] + 1)
     return ImageFiles(tuple(unique.values()), tuple(problems), _left_out_line(left_out))
 
 
@@ -130,6 +132,7 @@ LeftOut = Dict[str, Tuple[str, str, int]]
 _SYSTEM = "image", " hidden, or made by a system or tool"
 _MASK = "mask", " beside their images"
 _LINK = "link", " to folders"
+_AGAIN = "path", " named again"
 _OTHER = "file", " with no image's name"
 
 
@@ -139,7 +142,7 @@ def _left_out_line(left_out: LeftOut) -> Tuple[str, ...]:
         return ()
     numbers = {
         kind: sum(n for *one, n in left_out.values() if (*one,) == kind)
-        for kind in (_SYSTEM, _MASK, _LINK, _OTHER)
+        for kind in (_SYSTEM, _MASK, _LINK, _AGAIN, _OTHER)
     }
     parts = [counted(number, kind[0]) + kind[1] for kind, number in numbers.items() if number]
     # Files without an image's name come last: there may be one beside each image.
