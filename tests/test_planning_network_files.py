@@ -13,9 +13,9 @@ from ipucnn.compat import KERAS_VERSION
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.hardware import get_ipu
 from ipucnn.models.build import BuildOptions, build_model
-from ipucnn.models.registry import find_network
+from ipucnn.models.registry import find_network, get_model
 from ipucnn.planning.cost.layer_times import layer_times
-from ipucnn.planning.graphs.extract import build_graph, read_layer_graph
+from ipucnn.planning.graphs.extract import build_graph, read_layer_graph, read_shipped
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.program import PlannedProgram
 
@@ -295,6 +295,21 @@ def test_saved_graph_has_the_plan_of_its_network(run, report, tmp_path):
     assert code == 0 and "ipucnn train" not in out and "for a program of your own" in out
     assert "ipucnn train g.json" not in (tmp_path / "p.html").read_text()
     check_refused(run, Refusal("train --plan p.yml", "g.json is a file"))
+
+
+def test_convolutions_whose_weights_a_file_leaves_out_are_named(report, tmp_path):
+    graph = json.loads(read_shipped(get_model("cifar_resnet8")).to_json())
+    (tmp_path / "whole.json").write_text(json.dumps(graph))
+    convolutions = [layer for layer in graph["layers"] if layer["op_class"] == "conv"]
+    for layer in convolutions[:2]:
+        layer.update(num_parameters=0, num_trainable=0)
+    (tmp_path / "without.json").write_text(json.dumps(graph))
+    names = ", ".join(layer["name"] for layer in convolutions[:2])
+    line = f"layers without weights (num_parameters): {names}"
+    assert line in report("plan-splits", "without.json", *SETTINGS)["assumed"]
+    assert not any(
+        "without weights" in text for text in report("plan-splits", "whole.json", *SETTINGS)["assumed"]
+    )
 
 
 def test_operations_that_a_file_does_not_allow_are_refused(tmp_path, run):

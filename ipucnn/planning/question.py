@@ -20,7 +20,7 @@ from ipucnn.hardware import SYSTEMS, System, get_system, smallest_system
 from ipucnn.models.build import BuildOptions
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.graphs.extract import read_layer_graph
-from ipucnn.planning.graphs.layer_graph import LayerGraph, estimates, frozen_graph
+from ipucnn.planning.graphs.layer_graph import PRODUCT_CLASSES, LayerGraph, estimates, frozen_graph
 from ipucnn.planning.network import input_shape_for, network_options
 from ipucnn.planning.pipeline_plan import OF_INPUT, kept_options
 from ipucnn.planning.program import (
@@ -62,6 +62,22 @@ from ipucnn.training.program import Layout, ipus_of_stages, make_layout
 
 if TYPE_CHECKING:
     from ipucnn.planning.calibration import SystemProfile
+
+
+def _weightless(graph: LayerGraph) -> List[str]:
+    """Returns what a plan says of convolutions and products whose weights a graph leaves out: they take no memory."""
+    later = {last for _, last in graph.tied}  # these use the weights of the first call
+    names = [
+        layer.name
+        for layer in graph.layers
+        if layer.op_class in PRODUCT_CLASSES and not layer.num_parameters and layer.name not in later
+    ]
+    more = f" and {len(names) - 5} more" if names[5:] else ""
+    return (
+        [f"layers without weights (num_parameters): {', '.join(map(shown_value, names[:5]))}{more}"]
+        if names
+        else []
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,7 @@ class Question:
 
     def with_network(self, graph: LayerGraph) -> "Question":
         """Returns the question with a network, its untrained layers frozen; what that assumes is added."""
-        assumed, freeze = [*self.assumed, *estimates(graph)], self.config.freeze
+        assumed, freeze = [*self.assumed, *estimates(graph), *_weightless(graph)], self.config.freeze
         if freeze is not None:
             frozen = frozen_layers(graph, freeze)
             graph = frozen_graph(graph, frozen)
