@@ -431,21 +431,25 @@ def test_inks_and_profiles_that_are_not_applied_are_counted(tmp_path):
     warnings = refuse_damaged(opened(tmp_path)).info.warnings
     assert "1 file has four inks (CMYK): they become RGB without a profile of colours" in warnings
     assert "4 files have a colour profile (ICC) of other colours than sRGB's: it is not applied" in warnings
+    _, found, survey = verified("imagefolder", tmp_path)
+    assert {"colour-profile", "odd-mode"} <= found
+    assert sum(finding.count for finding in survey.findings if finding.code == "colour-profile") == 4
 
 
 def test_endings_that_are_no_images_are_the_reason(tmp_path, run):
     """Windows' browsers save JPEG as .jfif; other files are counted where no image is."""
-    for name in ("ant", "bee"):
+    for number, name in enumerate(("ant", "bee")):
         for k in range(4):
-            put(tmp_path / "photos" / name / f"{k}.png", noise(k, 16, 16, 3))
             path = tmp_path / "saved" / name / f"{k}.jfif"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(noise(k, 16, 16, 3)).save(path, format="JPEG")
+            Image.fromarray(noise(4 * number + k, 16, 16, 3)).save(path, format="JPEG")
             scan = tmp_path / "scans" / name / f"{k}.dcm"
             scan.parent.mkdir(parents=True, exist_ok=True)
             scan.write_bytes(b"DICM")
     (tmp_path / "scans" / "ant" / "list").write_text("")
     assert len(opened(tmp_path / "saved").train) + len(opened(tmp_path / "saved").eval) == 8
+    assert verified("imagefolder", tmp_path / "saved")[:2] == (set(), set())
+    assert "their endings are .dcm (8), none (1)" in run("verify-dataset", tmp_path / "scans")[2]
     code, _, err = run("train", "lenet", "--dataset", tmp_path / "scans", "--dry-run")
     assert code == 3
     assert "no file in it is named like an image; their endings are .dcm (8), none (1)" in err

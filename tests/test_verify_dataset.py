@@ -17,7 +17,7 @@ import tifffile
 from few_examples import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 from support.data_sets import (
     encode,
     idx_bytes,
@@ -293,6 +293,15 @@ def photo(mode="RGB"):
     return Image.fromarray(noise(77, 24, 24, 3)).convert(mode)
 
 
+def saved_with_profile(name):
+    """Saves an image with a profile of RGB that is called P3."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    profile = profile.replace(b"sRGB", b"P3  ").replace(
+        "sRGB".encode("utf-16-be"), "P3  ".encode("utf-16-be")
+    )
+    return lambda folder: Image.fromarray(noise(5, 9, 9, 3)).save(folder / name, icc_profile=profile)
+
+
 def saved(name, image, form="PNG", **options):
     """Writes an image, which may be the name of a Pillow mode."""
     image = photo(image) if isinstance(image, str) else image
@@ -313,6 +322,7 @@ FOLDERS = {
     "CMYK": ("odd-mode", saved("train/bee/9.jpg", "CMYK", "JPEG")),
     "16 bits": ("odd-mode", saved("train/bee/9.png", noise(5, 9, 9).astype(np.uint16))),
     "16 bits, too": ("stretched", saved("train/bee/9.png", noise(5, 9, 9).astype(np.uint16))),
+    "colours of P3": ("colour-profile", saved_with_profile("train/bee/9.png")),
     "a turned image": (
         "odd-form",
         written("train/bee/9.jpg", lambda: encode(photo(), "JPEG", exif=b"Exif\0\0" + exif(6))),

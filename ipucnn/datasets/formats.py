@@ -44,20 +44,17 @@ from ipucnn.filesystem import (
 )
 from ipucnn.text import counted, printable, quoted
 
-EXTENSIONS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-)
+ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm"),
+}
+"""Pillow's name of a format -> the endings of its files."""
+EXTENSIONS = tuple(ending for endings in ENDINGS.values() for ending in endings)
 TFDS_PREFIX = "tfds:"
 INFO_FILE = "dataset_info.json"
 """The file that TFDS writes into the folder of every prepared version."""

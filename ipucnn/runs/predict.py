@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 FOLDER = Path(__file__).resolve().parent
 SOFTWARE = "ipucnn"
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 class NotRead(ValueError):

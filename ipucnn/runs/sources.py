@@ -441,6 +441,11 @@ def find_starting_weights(resolved: Resolved) -> Weights:
         )
     if is_keras_file(path):
         return KerasFileWeights(resolved, path)
+    if is_exported(path):
+        raise DataError(
+            f"--weights {shown(path)} is an exported network, which is evaluated and not trained from",
+            "give the run that was exported, or the .keras file of an export",
+        )
     with _whole_facts(given):
         return RunWeights(resolved, open_run(path, command=f"train {resolved.record.name} --weights"))
 

@@ -170,8 +170,9 @@ def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[U
     is_cut = not any(isinstance(row, Problem) and row.has_rest for row in rows)
     if is_cut and (not rows or len(rows) < size):
         of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
+        hint = f"{AGAIN}, or pass --skip-damaged"
         code = "truncated" if rows else "empty-file"
-        error = DataError(f"{shown(path)} has {len(rows):,} records{of_plan}", AGAIN, code)
+        error = DataError(f"{shown(path)} has {len(rows):,} records{of_plan}", hint, code)
         rows.append(replace(problem_of(error, subset, printable(path.name), path), has_rest=True))
     return rows
 

@@ -136,6 +136,11 @@ CODES: Dict[str, Code] = {
         "images of more than 8 bits: each one's own dark and bright become 0 and 255",
         "none is needed, unless brightness differs from image to image and matters: then save 8 bits by one rule",
     ),
+    "colour-profile": Code(
+        WARNING,
+        "images with a profile (ICC) of other colours than sRGB's, which is not applied",
+        "convert them to sRGB: colours differ from what viewers show",
+    ),
     "small-image": Code(
         WARNING, "images smaller than --image-size, which are enlarged", "use a smaller --image-size"
     ),

@@ -70,8 +70,10 @@ def decode_image(
     pixels = pixels.reshape(1, *pixels.shape[:2], -1)
     alike = stored_as(page.form) if channels == 3 else {}
     kept = pixels if is_drawn else None
-    deep = _stretched(page)
-    return Decoded(measure(pixels), np.array([label]), kept, alike, page.form.format, frames, deep)
+    form, deep = page.form, _stretched(page)
+    return Decoded(
+        measure(pixels), np.array([label]), kept, alike, form.format, frames, deep, form.has_other_colours
+    )
 
 
 def _stretched(page: Page) -> str:

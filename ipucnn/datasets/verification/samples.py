@@ -68,6 +68,7 @@ class Decoded(NamedTuple):
         format: Pillow's name of an image file's format.
         frames: number of frames of an image file.
         deep: the type of its samples in words, if they are stretched to 8 bits.
+        has_other_colours: whether it has a profile of colours that is not applied.
     """
 
     measured: PixelMeasurements
@@ -77,6 +78,7 @@ class Decoded(NamedTuple):
     format: str = ""
     frames: int = 1
     deep: str = ""
+    has_other_colours: bool = False
 
 
 Result = Tuple[List[int], Union[Decoded, Problem, None]]

@@ -18,6 +18,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 import numpy as np
 
 from ipucnn.aliases import Numbers, PlainDict
+from ipucnn.datasets import formats
 from ipucnn.datasets.base import file_digest, moments, parse_limit
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import UNBALANCED
@@ -37,18 +38,8 @@ MOST_EXAMPLES = 10
 _WHY_NONE = {code for code, kind in CODES.items() if kind.severity == ERROR} - {"fewer-samples"} | {
     "no-eval-subset"
 }
-ENDINGS = {
-    "JPEG": (".jpg", ".jpeg"),
-    "MPO": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "BMP": (".bmp",),
-    "DIB": (".bmp",),
-    "GIF": (".gif",),
-    "WEBP": (".webp",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm"),
-}
-"""Endings of file names, by Pillow's name of a format."""
+ENDINGS = {**formats.ENDINGS, "MPO": formats.ENDINGS["JPEG"], "DIB": formats.ENDINGS["BMP"]}
+"""Endings of file names, by Pillow's name of a format or of a variant of one."""
 ALIKE: Dict[str, Tuple[str, Callable[[str], bool]]] = {
     **stored.ALIKE,
     "pixels": ("wrong-mode", bool),
@@ -355,6 +346,8 @@ class Survey:
             self._note(subset, "several-frames", numbers, str(decoded.frames))
         if decoded.deep:
             self._note(subset, "stretched", numbers, decoded.deep)
+        if decoded.has_other_colours:
+            self._note(subset, "colour-profile", numbers, "")
 
     def _note_label(self, subset: SubsetSurvey, number: int, label: int) -> None:
         """Reports a label that is no class."""
