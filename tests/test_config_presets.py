@@ -290,7 +290,7 @@ def test_a_network_from_a_file_has_a_global_batch_of_32(flags, micro_batch, here
 def test_a_merged_value_that_is_overridden_is_not_checked(tmp_path):
     path = tmp_path / "mine.yml"
     path.write_text(
-        "base: &base\n  mbs: 0x20\n  seed: 3\ntwo:\n  <<: *base\n  model: lenet\n  micro-batch-size: 16\n"
+        "base: &base\n  micro-batch-size: 0x20\n  seed: 3\ntwo:\n  <<: *base\n  model: lenet\n  micro-batch-size: 16\n"
     )
     resolved = resolve("train", {}, config_name="two", config_path=str(path))
     assert (resolved.config.micro_batch_size, resolved.config.seed) == (16, 3)

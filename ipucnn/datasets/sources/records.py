@@ -30,12 +30,13 @@ from ipucnn.datasets.problems import (
     readable,
 )
 from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
-from ipucnn.documents import read_record
+from ipucnn.documents import load_record
 from ipucnn.errors import DataError
 from ipucnn.events import Progress, emit
 from ipucnn.filesystem import (
     cache_folder,
     entries,
+    read_text,
     real,
     shown,
     write_cached,
@@ -52,6 +53,7 @@ LAYOUT = (
 )
 PLAN_FILE = "build.json"
 """The plan of a build beside its files."""
+_MOST_PLAN_BYTES = 2**20
 RECORDS = "records"
 """The field of the plan with the number of records of each subset."""
 _INDEX_VERSION = 3
@@ -98,8 +100,8 @@ def sizes_in_plan(folder: Path, shards: Mapping[str, Sequence[Path]]) -> Dict[st
     """Returns the number of records of each file by subset; -1 for those that ipucnn did not build."""
     sizes = {subset: [-1] * len(paths) for subset, paths in shards.items()}
     if (folder / PLAN_FILE).is_file():
-        with contextlib.suppress(DataError):
-            planned = read_record(folder / PLAN_FILE, AGAIN)
+        with contextlib.suppress(DataError, ValueError):
+            planned = load_record(read_text(folder / PLAN_FILE, _MOST_PLAN_BYTES))
             counts = planned.get(RECORDS) if isinstance(planned, dict) else None
             for subset, paths in shards.items():
                 count = counts.get(subset) if isinstance(counts, dict) else None
