@@ -1005,7 +1005,12 @@ def real(name):
         pytest.param("mnist", set(), set(), marks=real("mnist")),
         pytest.param("isbi2012", set(), set(), marks=real("isbi2012")),
         # The folder edge-cases lies beside train and val.
-        pytest.param("imagenet-samples", set(), {"odd-mode", "passed-over"}, marks=real("imagenet-samples")),
+        pytest.param(
+            "imagenet-samples",
+            set(),
+            {"odd-mode", "passed-over", "colour-profile"},
+            marks=real("imagenet-samples"),
+        ),
         pytest.param(
             "cifar-10-batches-py",
             {"missing-file", "fewer-samples"},
