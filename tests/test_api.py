@@ -265,6 +265,17 @@ def test_the_share_of_arrays_that_is_held_out_is_an_option(here):
         ipucnn.train("lenet", dataset=both, micro_batch_size=4, validation_fraction=0.3)
 
 
+def test_arrays_that_are_repeated_are_named_by_no_command(here):
+    """A command line cannot name them."""
+    images, labels = np.random.RandomState(0).randint(0, 256, (12, 8, 8)).astype(np.uint8), np.arange(12) % 2
+    training = ipucnn.train("lenet", dataset=((images, labels), (images[:3], labels[:3])), micro_batch_size=4)
+    (line,) = [line for line in training._run.context.warnings if "scores come out too high" in line]
+    assert (
+        line.startswith("3 of 3 evaluation images are among the training images")
+        and "verify-dataset" not in line
+    )
+
+
 def test_a_single_number_is_no_list_of_labels(here):
     with pytest.raises(DataError, match=r"5 images and no list of labels"):
         ipucnn.train("lenet", dataset=(np.zeros((5, 8, 8), np.uint8), 3))

@@ -169,6 +169,16 @@ def test_verification_knows_the_command_of_names_and_says_what_it_leaves_out(run
     assert "nothing to copy by names" in capsys.readouterr().err
 
 
+def test_images_in_a_part_are_left_out_if_others_lie_in_the_folder_itself(run):
+    one_folder()
+    for k in range(6):
+        save(f"set/val/{'cat' if k % 2 else 'pug'}.{k}.png", k)
+    hint = run("verify-dataset", "set", columns=4000)[2].splitlines()[-1]
+    assert "without 6 other images: " in hint
+    assert sorting.main(shlex.split(hint.partition("python -m ")[2].partition(";")[0])[1:]) == 0
+    assert len(list(Path("set-classes").rglob("*.png"))) == 8
+
+
 def test_names_that_begin_with_parts_or_sides_tell_no_classes():
     for word, other in (("train", "test"), ("image", "mask"), ("cat", "12")):
         for k in range(4):

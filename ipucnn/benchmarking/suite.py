@@ -252,7 +252,7 @@ def parse_suite(text: str, source: str, name: str, parse: Parse) -> Suite:
         options = _split(str(file.options or ""))
     rows: List[SuiteCommand] = []
     for number, row in enumerate(file.rows, 1):
-        if row in file.rows[: number - 1]:
+        if file.rows.index(row) + 1 < number:
             raise ConfigurationError(
                 f"{source}, row {number}: it is row {file.rows.index(row) + 1} again",
                 "drop it, or give it a name: `- again: COMMAND`",

@@ -420,11 +420,20 @@ def classes_in_names(part: Path) -> Dict[str, str]:
     return {name: of_name for name, (of_name, _) in found.items()}
 
 
+def images_with_classes(folder: Path) -> Dict[Path, str]:
+    """Returns the class of each image of a folder, or else of its parts, with which its name begins, by paths in it."""
+    own = {Path(name): of_name for name, of_name in classes_in_names(folder).items()}
+    parts = [] if own else [path for path in subfolders(folder) if part_named(path.name)]
+    inside = {
+        Path(part.name, name): of_name for part in parts for name, of_name in classes_in_names(part).items()
+    }
+    return own or inside
+
+
 def named_classes_hint(folder: Path) -> str:
     """Returns the hint with the command for images whose names begin with their classes, of a set or of one part."""
     target = new_folder(folder, "classes")
-    parts = [folder, *(path for path in subfolders(folder) if part_named(path.name))]
-    alone = num_images(folder) - sum(len(classes_in_names(path)) for path in parts)
+    alone = num_images(folder) - len(images_with_classes(folder))
     rest = f", without {counted(alone, 'other image')}" if alone else ""
     return (
         f"if the names of images begin with their classes, copy them into class folders{rest}: "

@@ -24,13 +24,13 @@ _PIECE = 2**14
 
 
 def trained_and_evaluated(source: DataSource, command: str) -> List[str]:
-    """Returns a line if evaluation images are training images, too; ``command`` names them."""
+    """Returns a line if evaluation images are training images, too; ``command``, or "" for none, names them."""
     shared = num_shared(source.train, source.eval)
     if not shared:
         return []
     return [
         f"{shared:,} of {counted(len(source.eval), 'evaluation image')} {'is' if shared == 1 else 'are'} among the "
-        f"training images, too: scores come out too high; `{command}` names them"
+        f"training images, too: scores come out too high{f'; `{command}` names them' if command else ''}"
     ]
 
 

@@ -24,12 +24,12 @@ from ipucnn.datasets.formats import (
     SORTING,
     classes_in_names,
     find_layout,
+    images_with_classes,
     is_image_name,
     is_made_by_system,
     named_classes_hint,
     part_named,
     side_named,
-    subfolders,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -667,16 +667,8 @@ def copies_without_masks(folder: Path) -> Copies:
 
 def copies_by_names(folder: Path) -> Copies:
     """Returns the copies of the images of a folder, or of its parts, into folders of the classes in their names."""
-    own = classes_in_names(folder)
-    parts = [] if own else [path for path in subfolders(folder) if part_named(path.name)]
-    return {
-        below / of_name / name: [below / name]
-        for below, classes in [
-            (Path(), own),
-            *((Path(path.name), classes_in_names(path)) for path in parts),
-        ]
-        for name, of_name in classes.items()
-    }
+    images = images_with_classes(folder).items()
+    return {image.parent / of_name / image.name: [image] for image, of_name in images}
 
 
 def hint_without_masks(folder: Path, is_inside: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Dict, Optional
 
 from ipucnn.errors import MissingError
 from ipucnn.runs.overwriting import SOFTWARE
@@ -52,6 +52,12 @@ def label(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def metadata_of(suffix: str) -> Dict[str, Optional[str]]:
+    """Returns what a figure of a format says of itself: no date, and in a PNG that ipucnn wrote it."""
+    date = {".svg": "Date", ".pdf": "CreationDate"}.get(suffix.lower())
+    return {"Software": SOFTWARE} if date is None else {date: None}
+
+
 def save_figure(figure: Figure, path: Path, suffix: str, bottom: float = 0.0) -> None:
     """Writes a figure; the name of the file does not decide the format.
 
@@ -63,12 +69,10 @@ def save_figure(figure: Figure, path: Path, suffix: str, bottom: float = 0.0) ->
     """
     import matplotlib
 
-    date = {".svg": "Date", ".pdf": "CreationDate"}.get(suffix.lower())
     with warnings.catch_warnings():
         # Characters that the font lacks are drawn as boxes; the tables have the names.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.tight_layout(rect=(0, bottom, 1, 1))
-        metadata = {date: None} if date else {"Software": SOFTWARE}
         # Ids in SVG are random without a salt.
         with matplotlib.rc_context({"svg.hashsalt": "ipucnn"}):
-            figure.savefig(str(path), format=suffix.lower().lstrip("."), metadata=metadata)
+            figure.savefig(str(path), format=suffix.lower().lstrip("."), metadata=metadata_of(suffix))

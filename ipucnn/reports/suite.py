@@ -20,7 +20,7 @@ from ipucnn.reports.console import (
     plain_table,
     print_table,
 )
-from ipucnn.runs.overwriting import SOFTWARE
+from ipucnn.reports.figures import metadata_of
 from ipucnn.text import counted, is_interactive, printable
 
 if TYPE_CHECKING:
@@ -217,10 +217,7 @@ def draw_speedups(compared: Speedups, suffix: str, path: Path) -> None:
         for axis, (_, shown) in zip(axes, panels):
             names = [(row.name, (row.flop_per_parameter or 0.0, times)) for row, times, _ in shown]
             _name_points(axis, renderer, names)
-        metadata = (
-            {"Date": None} if suffix == ".svg" else {"Software": SOFTWARE} if suffix == ".png" else None
-        )
-        figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata, dpi=110)
+        figure.savefig(str(path), format=suffix.lstrip("."), metadata=metadata_of(suffix), dpi=110)
 
 
 def _name_points(

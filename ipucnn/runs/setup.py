@@ -254,10 +254,13 @@ def _open_source(resolved: Resolved, seed: int, requested_shape: Optional[InputS
     if resolved.command != "train" or not is_users or choice.is_absent:
         return source
     from ipucnn.datasets.repeated import trained_and_evaluated
+    from ipucnn.datasets.sources.in_memory import PREFIX
 
     place = [] if config.dataset_path == Path(".") else ["--dataset-path", quoted(config.dataset_path)]
     named = [] if config.dataset is None else [quoted(config.dataset)]
-    lines = trained_and_evaluated(source, " ".join(["ipucnn verify-dataset", *named, *place]))
+    is_typed = not str(config.dataset).startswith(PREFIX)  # arrays have no name on a command line
+    command = " ".join(["ipucnn verify-dataset", *named, *place]) if is_typed else ""
+    lines = trained_and_evaluated(source, command)
     return replace(
         source, info=replace(source.info, training_warnings=(*source.info.training_warnings, *lines))
     )

@@ -121,8 +121,10 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
         paths += images
     unique: Dict[str, str] = {}
     for path in paths:
-        again = unique.setdefault(os.path.normpath(Path(path).absolute()), path)
-        if again is not path:
+        place = os.path.normpath(Path(path).absolute())
+        if place not in unique:
+            unique[place] = path
+        else:
             left_out[path] = (*_AGAIN, left_out.get(path, ("", "", 0))[2] + 1)
     return ImageFiles(tuple(unique.values()), tuple(problems), _left_out_line(left_out))
 
