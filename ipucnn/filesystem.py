@@ -16,6 +16,7 @@ What is more than ``pathlib`` has one of these reasons:
 - :func:`private_cache_folder` holds code, which others could replace in a shared folder.
 """
 
+import codecs
 import contextlib
 import errno
 import os
@@ -351,10 +352,14 @@ def read_bytes(path: Path, at_most: int, hint: Optional[str] = None) -> bytes:
 
 
 def read_text(path: Path, at_most: int, hint: Optional[str] = None) -> str:
-    """Reads a regular file as UTF-8 text; raises as :func:`read_bytes` does, and for bytes that are not UTF-8."""
+    """Reads a regular file as UTF-8 text, or as UTF-16 if its first bytes are that one's mark.
+
+    Raises as :func:`read_bytes` does, and for other bytes.
+    """
     data = read_bytes(path, at_most, hint)
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-16" if is_wide else "utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         raise DataError(

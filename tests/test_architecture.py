@@ -163,10 +163,10 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2900, 2200),
+    "benchmarking": (2905, 2200),
     "commands": (1470, 885),
     "config": (3310, 1660),
-    "datasets": (8930, 6900),
+    "datasets": (9020, 6960),
     "diagnosis": (435, 335),
     "models": (3505, 2720),
     "planning": (5110, 3905),

@@ -1,5 +1,6 @@
 """Folders that are refused, as people download them: the hint's command makes a set of them, with the right classes."""
 
+import json
 import os
 import re
 import shlex
@@ -417,30 +418,82 @@ def test_what_a_table_leaves_out_is_said():
     )
 
 
+_UNKNOWN = "set/list.csv names the images, and its columns do not tell which has their classes"
+
+
 @pytest.mark.parametrize(
-    "rows",
+    "rows, reason",
     [
-        [
-            "image,label,size",
-            *(f"{k}.png,a/{k % 2},{'sm'[k % 2]}" for k in range(6)),
-        ],  # another column is not meant
-        ["image,box", *(f"{k // 2}.png,{k}" for k in range(12))],  # several rows for an image
-        ["image,text", *(f"{k}.png,words {k}" for k in range(6))],  # a description of each
-        [
-            "image,cat,dog",
-            *(f"{k}.png,1,{k % 2}" for k in range(6)),
-        ],  # two labels for some; a column alone is none
-        ["image,label", *(f"other{k}.png,{k % 2}" for k in range(6))],
-        ["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))],
-        ["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))],
+        # Another column is not meant.
+        (["image,label,size", *(f"{k}.png,a/{k % 2},{'sm'[k % 2]}" for k in range(6))], _UNKNOWN),
+        (
+            ["image,box", *(f"{k // 2}.png,{k}" for k in range(12))],
+            "set/list.csv has several rows for an image, as for boxes or several classes",
+        ),
+        (["image,text", *(f"{k}.png,words {k}" for k in range(6))], _UNKNOWN),
+        # Two labels for some; a column alone is none.
+        (["image,cat,dog", *(f"{k}.png,1,{k % 2}" for k in range(6))], _UNKNOWN),
+        (["image,label", *(f"other{k}.png,{k % 2}" for k in range(6))], ""),
+        (["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))], _UNKNOWN),
+        (["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))], _UNKNOWN),
+        (
+            ["image,label", *(f"{k}.png,{k % 2}" + ",more" * (k == 3) for k in range(6))],
+            "set/list.csv: row 5 has 3 cells, and the first 2",
+        ),
+        (
+            ["image,copy,label", *(f"{k}.png,{5 - k}.png,{k % 2}" for k in range(6))],
+            "set/list.csv has several columns with names of images",
+        ),
     ],
 )
-def test_tables_without_classes_give_no_command(rows):
+def test_tables_without_classes_give_no_command_and_are_named_with_the_reason(rows, reason):
     for k in range(6):
         save(f"set/photos/{k}.png", k)
     write("set/list.csv", *rows)
-    hint = refused("set", "classification")
-    assert "sorting" not in hint
+    error = check_raises(UserError, "", "", choose_dataset, "set", Path("."), home="", task="classification")
+    assert "sorting" not in error.hint and error.message.partition("; ")[2] == reason
+
+
+@pytest.mark.parametrize(
+    "name, data, reason",
+    [
+        ("t.csv", "n,label\n0.png,löwe".encode("latin-1"), "set/t.csv, line 2: byte 0xf6 is not UTF-8 text"),
+        ("read me.txt", "löwe".encode("latin-1"), ""),
+        ("t.jsonl", b'{"file_name": "0.png"}\nx\n', "set/t.jsonl is no table: Expecting value: line 1"),
+        ("t.jsonl", b"1\n2\n", "set/t.jsonl has a line that is no object"),
+        ("labels.xlsx", b"PK", "set/labels.xlsx is not read"),
+        ("photos/0.xml", b"<a/>", "set/photos/0.xml and 1 more file are not read"),
+    ],
+)
+def test_files_that_may_have_the_classes_and_are_not_read_are_named(name, data, reason):
+    for k in range(6):
+        save(f"set/photos/{k}.png", k)
+    Path("set", name).write_bytes(data)
+    Path("set/photos/more.json" if name.endswith("xml") else "set/photos/a.log").write_text("{}")
+    error = check_raises(UserError, "", "", choose_dataset, "set", Path("."), home="", task="classification")
+    assert "sorting" not in error.hint and error.message.partition("; ")[2].startswith(reason)
+    assert bool(reason) == ("; " in error.message)
+
+
+def test_wide_characters_lines_of_objects_and_several_columns_are_read():
+    for k in range(8):
+        save(f"set/photos/{k}.png", k)
+    names = ["löwe", "bär"]
+    expected = {k: names[k % 2] for k in range(8)}
+    rows = [f"{k}.png\t{names[k % 2]}" for k in range(8)]
+    Path("set/t.csv").write_bytes("\n".join(["name\tlabel", *rows]).encode("utf-16"))
+    source = followed("set", "classification")
+    found = {}
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == expected
+    os.remove("set/t.csv")
+    lines = [{"file_name": f"photos/{k}.png", "label": k % 2, "objects": {"bbox": [k]}} for k in range(8)]
+    write("set/metadata.jsonl", *map(json.dumps, lines))
+    assert followed("set", "classification").info.class_names == ("0", "1")
+    os.remove("set/metadata.jsonl")
+    write("set/t.csv", "name,shape,colour", *(f"{k}.png,{'ab'[k % 2]},{'xyz'[k % 3]}" for k in range(8)))
+    assert "by its column shape (or colour in its place)" in refused("set", "classification")
 
 
 def patients():

@@ -23,6 +23,7 @@ from ipucnn.config import presets
 from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_DEPTH, BadDocument
 from ipucnn.errors import ConfigurationError, DataError, UserError
+from ipucnn.filesystem import read_text
 from ipucnn.text import shown_value
 
 # Nine levels of nine aliases each: 9 ** 9 values.
@@ -134,13 +135,19 @@ def test_lines_and_columns_of_errors_count_from_one(text, line, column):
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
+@pytest.mark.parametrize("name", ["utf-8", "utf-8-sig", "utf-16"])
+def test_marks_of_encodings_are_read(here, name):
+    Path("a.yml").write_bytes("löwe: {learning-rate: 0.5}\n".encode(name))
+    assert documents.load(read_text(Path("a.yml"), 100)) == {"löwe": {"learning-rate": 0.5}}
+
+
 def test_a_date_for_a_text_option_stays_text():
     assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == Path("2001-01-01")
 
 
 # Contents of files that are not YAML files, and a part of the error.
 HOSTILE = {
-    "utf16.yml": ("a: 1\n".encode("utf-16"), "UTF-8"),
+    "utf16.yml": ("a: é\n".encode("utf-16-le"), "UTF-8"),  # without the mark at its beginning
     "latin.yml": (b"a: 1\nb: \xe9\n", "line 2"),
     "large.yml": (b"a: " + b"x" * 10_000_000, "larger than"),
     "brackets.yml": (b"[" * 100_000, "inside of each other"),

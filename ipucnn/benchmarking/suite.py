@@ -314,14 +314,15 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
         UserError: a row is wrong; the message names the row.
     """
     names = None if model is None else {record.name for record in matching(model)}
-    rows: List[SuiteCommand] = []
+    equal: Dict[str, List[SuiteCommand]] = {}
     for row in suite.rows:
         if names is None or row.model in names:
             above = {name: value for name, value in typed.items() if row.takes(name)}
             options = {"seed": SEED, **merged(row.options, above)}
             row = replace(row, options=options, shared=row.shared.union(above))
-            if row not in rows:  # typed options may make rows equal
-                rows.append(row)
+            key = repr((row.command, row.model, row.name, sorted(options.items())))
+            equal.setdefault(key, []).append(row)
+    rows = [of_key[0] for of_key in equal.values()]
     if not rows:
         raise ConfigurationError(
             f"the suite {suite.name} has no row of {model}", "leave MODEL out for all of its rows"
@@ -332,7 +333,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
                 f"--{name.replace('_', '-')} has no effect on any row of {suite.name}", "drop it"
             )
     ids = _ids(rows)
-    planned = list(map(_pending, rows, ids))
+    planned = list(map(_pending, rows, ids, map(len, equal.values())))
     for row, row_id, (_, left_out) in zip(rows, ids, planned):
         for name, error in left_out.items():
             uses = (name not in others for other, (_, others) in zip(rows, planned) if name in other.shared)
@@ -375,8 +376,8 @@ def _ids(rows: List[SuiteCommand]) -> List[str]:
     return ids
 
 
-def _pending(row: SuiteCommand, row_id: str) -> Tuple[Row, Dict[str, ConfigurationError]]:
-    """Checks a row; an image size that its network does not accept becomes the next legal one, noted.
+def _pending(row: SuiteCommand, row_id: str, count: int) -> Tuple[Row, Dict[str, ConfigurationError]]:
+    """Checks ``count`` equal rows; an image size that their network does not accept becomes the next legal one, noted.
 
     Returns:
         The row, and the refusal of each option that it leaves out (:func:`_with_effect`).
@@ -386,6 +387,7 @@ def _pending(row: SuiteCommand, row_id: str) -> Tuple[Row, Dict[str, Configurati
     size = resolved.config.image_size
     notes = [f"left out: {error.message}" for error in left_out.values()]
     notes += without_effect(resolved, row.training)
+    notes += [f"stands for {count} rows, which typed options make equal"] if count > 1 else []
     notes += differences_of_fit(resolved) if row.command == "fit" else []
     if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)

@@ -1243,13 +1243,24 @@ LAYOUTS = {form.name for form in FORMATS if form.is_layout}
 
 
 def find_layout(name: str, folder: Path) -> Optional[Found]:
-    """Finds a layout's set in a folder itself: the first of the formats of that name that finds one.
+    """Finds a set in a folder itself: the first of the formats of that name that finds one.
 
     Raises:
         DataError: folders may serve for several purposes, or lack their partners.
     """
     tried = (form.find(folder) for form in FORMATS if form.name == name)
-    return next((one for one in tried if one is not None), None)
+    found = next((one for one in tried if one is not None), None)
+    if (
+        found is None
+        or name in LAYOUTS
+        or any(path.is_dir() for part in found.parts.values() for path in part)
+    ):
+        return found
+    classes = None
+    with suppress(DataError, OSError):
+        classes = find_classes(folder)
+    unread = f"{',' if found.choice else ':'} from its files; the class folders beside them are not read"
+    return found if classes is None else found._replace(choice=found.choice + unread)
 
 
 def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found]:

@@ -161,7 +161,7 @@ def _open_pairs(choice: "ChosenDataset", opening: ReaderOptions) -> "DataSource"
     except NoPairs as error:
         from ipucnn.datasets.sorting import sorting_hint
 
-        command = sorting_hint(choice.files.location, "segmentation")
+        command = sorting_hint(choice.files.location, "segmentation").command
         raise DataError(error.message, command or error.hint, error.code) from error
 
 
@@ -629,7 +629,7 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
     except (DataError, ConfigurationError) as error:
         from ipucnn.datasets.sorting import hint_without_masks, sorting_hint
 
-        command = ""
+        command, reason = "", ""
         code = error.code if isinstance(error, DataError) else ""
         is_of_masks = code in (MASKS_INSIDE, MASK_OF_EACH)
         if is_of_masks and task != "segmentation":
@@ -637,10 +637,11 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
         elif is_of_masks or (
             not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or "")
         ):
-            command = sorting_hint(folder, task)
-        if not command:
+            command, reason = sorting_hint(folder, task)
+        if not (command or reason):
             raise
-        raise type(error)(error.message, command, *([code] if code else [])) from error
+        message = f"{error.message}; {reason}" if reason else error.message
+        raise type(error)(message, command or error.hint, *([code] if code else [])) from error
 
 
 def _choose_in(folder: Path, task: str) -> ChosenDataset:

@@ -13,9 +13,22 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
@@ -32,6 +45,7 @@ from ipucnn.datasets.formats import (
     side_named,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
+from ipucnn.documents import BadDocument, NotJson, load_record
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, new_folder, read_text, real, shown, write_folder
 from ipucnn.text import counted, printable, quoted
@@ -39,6 +53,10 @@ from ipucnn.text import counted, printable, quoted
 _MOST_TABLE_BYTES = 2**26
 _MOST_FILES = 500_000
 _LONGEST_NAME = 200
+_TABLES = (".csv", ".tsv", ".txt", ".jsonl")
+"""Endings of files that may be tables of classes; a line of the last one is an object, as in Hugging Face's sets."""
+_UNREAD = (".json", ".xlsx", ".xls", ".ods", ".xml", ".parquet", ".mat", ".sqlite", ".db", ".pkl")
+"""Endings of files that may have the classes, and are not read."""
 _MOST_TABLES = 50
 """The most tables that are read: detection sets have one beside each image."""
 _ONE_HOT = "one-hot"
@@ -69,11 +87,29 @@ Copies = Dict[Path, List[Path]]
 """Place below the new folder -> the files below the old one that go there: several masks are joined."""
 
 
+class Hint(NamedTuple):
+    """How to make a set of a folder that is none.
+
+    Attributes:
+        command: words for a hint, with the command; "" if names and tables tell none.
+        reason: why the files beside the images do not tell one; "" without such files.
+    """
+
+    command: str
+    reason: str = ""
+
+
 class _Files(NamedTuple):
-    """The files below a folder: images and tables, as paths relative to it, in the order of their names."""
+    """The files below a folder, as paths relative to it, in the order of their names.
+
+    Attributes:
+        images, tables: images, and files that may be tables.
+        unread: files that may say more of the images, in forms that are not read.
+    """
 
     images: List[Path]
     tables: List[Path]
+    unread: List[Path]
 
 
 def _files_of(folder: Path) -> _Files:
@@ -84,6 +120,7 @@ def _files_of(folder: Path) -> _Files:
     """
     images: List[Path] = []
     tables: List[Path] = []
+    unread: List[Path] = []
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
         folders[:] = sorted(name for name in folders if not is_made_by_system(name))
@@ -92,13 +129,15 @@ def _files_of(folder: Path) -> _Files:
                 continue
             if is_image_name(name):
                 images.append(below / name)
-            elif name.lower().endswith((".csv", ".tsv", ".txt")):
+            elif name.lower().endswith(_TABLES):
                 tables.append(below / name)
+            elif name.lower().endswith(_UNREAD):
+                unread.append(below / name)
         if len(images) + len(tables) > _MOST_FILES:
             raise DataError(
                 f"{shown(folder)} has more than {_MOST_FILES:,} files", "sort them with a program of your own"
             )
-    return _Files(images, tables)
+    return _Files(images, tables, unread)
 
 
 def _part_of(path: Path) -> str:
@@ -146,18 +185,27 @@ class _Table(NamedTuple):
 
 
 def _rows(path: Path) -> List[List[str]]:
-    """Returns the rows of a table with commas, semicolons or tabs, or else blanks.
+    """Returns the rows of a table with commas, semicolons or tabs, or else blanks, or with an object in each line.
 
-    There are none if a row has another number of cells: a comma without quotes moves the cells behind it.
+    Raises:
+        DataError: it is no text, or no object.
     """
     text = read_text(path, _MOST_TABLE_BYTES)
+    if path.suffix.lower() == ".jsonl":
+        objects = [load_record(line) for line in text.splitlines() if line.strip()]
+        if not all(isinstance(one, dict) for one in objects):
+            raise DataError(f"{shown(path)} has a line that is no object", "write an object in each line")
+        keys = [*dict.fromkeys(key for one in objects for key in one)]
+        # Values with parts, such as boxes, are no class.
+        plain = [{k: str(v) for k, v in one.items() if isinstance(v, (str, int, float))} for one in objects]
+        return [keys, *([one.get(key, "") for key in keys] for one in plain)]
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
     cells = [line.split() for line in text.splitlines() if line.strip()]
     if separator in first:
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
         cells = [[cell.strip() for cell in row] for row in rows if any(row)]
-    return cells if len({len(row) for row in cells}) == 1 and len(cells[0]) > 1 else []
+    return cells
 
 
 _ByName = Dict[str, List[Path]]
@@ -184,36 +232,59 @@ def _image_named(cell: str, names: _ByName) -> Optional[Path]:
     return images[0] if len(images) == 1 else None
 
 
-def _table(folder: Path, path: Path, names: _ByName) -> Optional[_Table]:
-    """Returns what a table says of images; None if it has no column with their names, or none with classes.
+def _table(folder: Path, path: Path, names: _ByName) -> Union[_Table, str]:
+    """Returns what a table says of images, or why it does not tell their classes; "" if it is not about them.
 
     The first row has the names of the columns, unless it names an image: they are then called 1, 2 and so on.  Of
     several columns that could name the images, one with whole names of files counts; the others are numbers.
     """
-    rows: List[List[str]] = []
-    with suppress(DataError, csv.Error):
+    try:
         rows = _rows(folder / path)
+    except DataError as error:
+        return "" if path.suffix.lower() == ".txt" else error.message
+    except (csv.Error, NotJson, BadDocument) as error:
+        return f"{shown(folder / path)} is no table: {printable(str(error))}"
     if len(rows) < 3:
-        return None
+        return ""
+    name, widths = shown(folder / path), Counter(map(len, rows))
+    if len(widths) > 1:
+        # A comma without quotes moves the cells behind it.
+        about = [row for row in rows if any(_image_named(cell, names) is not None for cell in row)]
+        other = next(n for n, row in enumerate(rows, 1) if len(row) != len(rows[0]))
+        is_about = len(about) >= _SHARE * (len(rows) - 1)
+        return (
+            f"{name}: row {other} has {counted(len(rows[other - 1]), 'cell')}, and the first {len(rows[0])}"
+            if is_about
+            else ""
+        )
     header, body = rows[0], rows[1:]
     if any(_image_named(cell, names) is not None for cell in header):
         header, body = [str(number) for number in range(1, len(header) + 1)], rows
     fitting: List[Tuple[bool, int, List[Optional[Path]]]] = []
+    has_repeats = False
     for column in range(len(header)):
         found = [_image_named(row[column], names) for row in body]
         count = sum(image is not None for image in found)
-        if count >= _SHARE * len(body) and len({image for image in found if image is not None}) == count:
-            whole = all(image is None or row[column].endswith(image.name) for image, row in zip(found, body))
+        if count < _SHARE * len(body):
+            continue
+        whole = all(image is None or row[column].endswith(image.name) for image, row in zip(found, body))
+        if len({image for image in found if image is not None}) == count:
             fitting.append((whole, column, found))
+        else:
+            has_repeats = has_repeats or whole
     fitting = [one for one in fitting if one[0]] or fitting
-    if not fitting or any(one[2] != fitting[0][2] for one in fitting):
-        return None
+    if not fitting:
+        return f"{name} has several rows for an image, as for boxes or several classes" if has_repeats else ""
+    if any(one[2] != fitting[0][2] for one in fitting):
+        return f"{name} has several columns with names of images"
     _, column, found = fitting[0]
     read = {image: row for image, row in zip(found, body) if image is not None}
     columns, hot = _label_columns(header, [*read.values()], column)
+    if not columns:
+        return f"{name} names the images, and its columns do not tell which has their classes"
     parts = _parts(header, read)
-    if parts is None or not columns:
-        return None
+    if parts is None:
+        return f"{name} has columns or folders that contradict each other about the parts"
     return _Table(path, header, columns, hot, read, parts[1], parts[0], len(body) - len(read))
 
 
@@ -262,8 +333,7 @@ def _label_columns(
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
 
     If they are ``_ONE_HOT``, the columns behind it are the second result.  There are none if a column that is called
-    like labels cannot have them, or if none of several is called so: which one is meant is not known.  Of columns
-    without names it is the one with other values than numbers.
+    like labels cannot have them.  Of columns without names it is the one with other values than numbers.
     """
     if len(set(header)) < len(header):
         return [], []
@@ -286,7 +356,7 @@ def _label_columns(
     if header[0] == "1":
         worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows)]
         fitting = worded if len(worded) == 1 else fitting
-    return [*labels, *fitting] if labels or len(fitting) == 1 else [], []
+    return [*labels, *fitting], []
 
 
 def _divides(name: str) -> bool:
@@ -305,13 +375,18 @@ def _is_folder_name(text: str) -> bool:
     return not is_taken and "/" not in text and text.isprintable() and len(os.fsencode(text)) <= _LONGEST_NAME
 
 
-def _classes_hint(folder: Path, files: _Files) -> str:
+def _classes_hint(folder: Path, files: _Files) -> Hint:
     names = _by_name(files.images)
     paths = [path for path in files.tables if "submission" not in path.name.casefold()]  # has no true classes
-    read = (_table(folder, path, names) for path in paths[:_MOST_TABLES])
-    tables = sorted((table for table in read if table is not None), key=lambda one: -len(one.rows))
+    read = [_table(folder, path, names) for path in paths[:_MOST_TABLES]]
+    tables = sorted((one for one in read if isinstance(one, _Table)), key=lambda one: -len(one.rows))
     if not tables:
-        return ""
+        reason = next((one for one in read if isinstance(one, str) and one), "")
+        if not reason and files.unread:
+            others = f" and {counted(len(files.unread) - 1, 'more file')}" if len(files.unread) > 1 else ""
+            is_or_are = "are" if others else "is"
+            reason = f"{shown(folder / files.unread[0])}{others} {is_or_are} not read"
+        return Hint("", reason)
     by_part: Dict[str, _Table] = {}
     for table in tables:
         parts = {_part_of(image) for image in table.rows}
@@ -328,9 +403,9 @@ def _classes_hint(folder: Path, files: _Files) -> str:
             f"{quoted(folder)}"
         )
     table = next(iter(by_part.values()))
-    column, *others = table.columns
+    column, *more_columns = table.columns
     by = "columns with a 1 for its class" if column == _ONE_HOT else f"column {printable(column)}"
-    more = f" (or {', '.join(map(printable, others[:3]))} in its place)" if others else ""
+    more = f" (or {', '.join(map(printable, more_columns[:3]))} in its place)" if more_columns else ""
     alone = len(files.images) - len(
         {image for one in by_part.values() for image in one.classes(one.columns[0])}
     )
@@ -339,7 +414,7 @@ def _classes_hint(folder: Path, files: _Files) -> str:
     rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
-    return (
+    return Hint(
         f"{shown(folder / table.path)} has a row for each image; copy them into class folders by its {by}{more}{rest}: "
         f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
     )
@@ -359,7 +434,7 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
         names = _by_name(files.images)
         for path in files.tables[:_MOST_TABLES]:
             table = _table(part, path, names)
-            if table is None or not {*table.classes(table.columns[0]).values()} <= {*classes}:
+            if isinstance(table, str) or not {*table.classes(table.columns[0]).values()} <= {*classes}:
                 continue
             target, whole = new_folder(part, "classes"), real(part.parent)
             kept = new_folder(whole, f"{part.name}-unsorted")
@@ -396,9 +471,9 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
     """
     names = _by_name(_files_of(folder).images)
     found = _table(folder, Path(os.path.relpath(table, folder)), names)
-    if found is None:
+    if isinstance(found, str):
         raise DataError(
-            f"{shown(table)} has no row with the class of each image in {shown(folder)}",
+            found or f"{shown(table)} has no row with the class of each image in {shown(folder)}",
             "give a table with the name of a file and its class in each row",
         )
     if column not in found.columns:
@@ -688,18 +763,20 @@ def hint_without_masks(folder: Path, is_inside: bool) -> str:
     )
 
 
-def sorting_hint(folder: Path, task: str) -> str:
-    """Returns words for a hint with the command that makes a set of a folder; "" if its names and tables tell none."""
+def sorting_hint(folder: Path, task: str) -> Hint:
+    """Returns the command that makes a set of a folder, if its names and tables tell one."""
     with suppress(OSError, DataError):
         files = _files_of(folder)
         if task == "segmentation":
-            return _pairs_hint(folder, files)
-        return (
-            _classes_hint(folder, files)
+            return Hint(_pairs_hint(folder, files))
+        by_table = _classes_hint(folder, files)
+        command = (
+            by_table.command
             or (named_classes_hint(folder) if classes_in_names(folder) else "")
             or (_pairs_hint(folder, files) if task != "classification" else "")
         )
-    return ""
+        return Hint(command, "" if command else by_table.reason)
+    return Hint("")
 
 
 def copy_files(folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path) -> None:

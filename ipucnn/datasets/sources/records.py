@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -29,7 +29,15 @@ from ipucnn.datasets.problems import (
     problem_of,
     readable,
 )
-from ipucnn.datasets.sources.tfrecord import AGAIN, BadExample, Read, place_of, read_features, scan_records
+from ipucnn.datasets.sources.tfrecord import (
+    AGAIN,
+    BadExample,
+    Read,
+    ScannedRecord,
+    place_of,
+    read_features,
+    scan_records,
+)
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError
 from ipucnn.events import Progress, emit
@@ -155,13 +163,28 @@ def label_of(read: Read, length: int, place: str, num_classes: int) -> int:
 _Row = Tuple[int, int, int]
 
 
-def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[Union[_Row, Problem]]:
-    """Returns number, place and class of each record of a file, or the problem with it.
+def scan_shard(path: Path, subset: str, size: int) -> Iterator[Union[ScannedRecord, Problem]]:
+    """Yields the records of a file, and the problems with it.
 
     A file without records, or with fewer than ``size``, which is -1 if it is not known, is damaged: it was cut.
     """
-    rows: List[Union[_Row, Problem]] = []
+    count, has_rest = 0, False
     for record in guarded(scan_records(path), subset, printable(path.name), path):
+        has_rest = has_rest or (isinstance(record, Problem) and record.has_rest)
+        count += 1
+        yield record
+    if not has_rest and (not count or count < size):
+        of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
+        hint = f"{AGAIN}, or pass --skip-damaged"
+        code = "truncated" if count else "empty-file"
+        error = DataError(f"{shown(path)} has {count:,} records{of_plan}", hint, code)
+        yield replace(problem_of(error, subset, printable(path.name), path), has_rest=True)
+
+
+def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[Union[_Row, Problem]]:
+    """Returns number, place and class of each record of a file, or the problem with it."""
+    rows: List[Union[_Row, Problem]] = []
+    for record in scan_shard(path, subset, size):
         if isinstance(record, Problem):
             rows.append(record)
             continue
@@ -169,13 +192,6 @@ def _index_shard(path: Path, subset: str, num_classes: int, size: int) -> List[U
         place = place_of(path, number, at)
         label = item_or_problem(partial(label_of, read, length, place, num_classes), subset, place)
         rows.append(label if isinstance(label, Problem) else (number, at, label))
-    is_cut = not any(isinstance(row, Problem) and row.has_rest for row in rows)
-    if is_cut and (not rows or len(rows) < size):
-        of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
-        hint = f"{AGAIN}, or pass --skip-damaged"
-        code = "truncated" if rows else "empty-file"
-        error = DataError(f"{shown(path)} has {len(rows):,} records{of_plan}", hint, code)
-        rows.append(replace(problem_of(error, subset, printable(path.name), path), has_rest=True))
     return rows
 
 

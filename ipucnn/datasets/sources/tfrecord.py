@@ -112,7 +112,11 @@ def read_example(path: str, number: int, at: int, names: Mapping[str, type]) -> 
         raise DataError(f"{place_of(path, number, at)} is no image: {error}", AGAIN, "unreadable") from None
 
 
-def scan_records(path: Path) -> Iterator[Tuple[int, int, int, Read]]:
+ScannedRecord = Tuple[int, int, int, Read]
+"""A record's number, the byte at which it begins, the length of its content, and what reads the content."""
+
+
+def scan_records(path: Path) -> Iterator[ScannedRecord]:
     """Finds the records of a file, and reads only their lengths and the parts that the caller reads.
 
     Yields:

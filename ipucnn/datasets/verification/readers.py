@@ -11,7 +11,20 @@ import threading
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -39,7 +52,7 @@ from ipucnn.datasets.sources import cifar, idx, imagefolder
 from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources.download import REMOTES
 from ipucnn.datasets.sources.record_builder import CHECKSUMS_FILE, check_checksums
-from ipucnn.datasets.sources.tfrecord import place_of, read_example, scan_records
+from ipucnn.datasets.sources.tfrecord import ScannedRecord, place_of, read_example, scan_records
 from ipucnn.datasets.verification.findings import EVAL, TRAIN
 from ipucnn.datasets.verification.samples import Decoded, Result, SubsetSamples, measure
 from ipucnn.datasets.verification.stored import stored_as
@@ -346,7 +359,11 @@ def tfds_samples(survey: Survey, folder: Path) -> SamplesBySubset:
     chosen = {TRAIN: "train" if "train" in splits else None, EVAL: tfds.eval_split(builder)}
     if chosen[EVAL] is None:
         survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
-    form = _RecordForm(image_key, label_key, channels, ending=".tfrecord")
+
+    def scan(path: Path, subset: str, _: int) -> Iterator[Union[ScannedRecord, Problem]]:
+        return guarded(scan_records(path), subset, printable(path.name), path)
+
+    form = _RecordForm(image_key, label_key, channels, scan, ending=".tfrecord")
     by_subset = {}
     for subset, split in chosen.items():
         if split is not None:
@@ -375,24 +392,24 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
         survey.check("SHA-256 of files", is_right)
         if not is_right:
             survey.find("checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}")
-    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, range(1, len(survey.class_names) + 1))
+    labels = range(1, len(survey.class_names) + 1)
+    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, imagenet.scan_shard, labels)
     by_subset = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = list(zip(shards_of.get(name, []), sizes.get(name, [])))
-        for path, _ in shards:
-            if path.is_file() and path.stat().st_size == 0:
-                survey.find("empty-file", subset, printable(path.name))
         by_subset[subset] = _shards_samples(survey, subset, shards, form)
     return by_subset
 
 
 class _RecordForm(NamedTuple):
     """The features of records: the names of image and label, the channels of the image, and the labels that are valid;
-    None: the labels are checked as those of other sets.  ``ending`` is in the names of files that can be read."""
+    None: the labels are checked as those of other sets.  ``scan`` yields the records of a file, with problems, from its
+    subset and their expected number, or -1.  ``ending`` is in the names of files that can be read."""
 
     image: str
     label: str
     channels: int
+    scan: Callable[[Path, str, int], Iterable[Union[ScannedRecord, Problem]]]
     labels: Optional[range] = None
     ending: str = ""
 
@@ -408,8 +425,11 @@ def _shards_samples(
     places: List[np.ndarray] = [np.zeros((0, 3), np.int64)]
     differences: List[Tuple[str, int]] = []
     num_stored = 0
+    cut: Set[str] = set()
 
     def report(problem: Problem) -> None:
+        if problem.has_rest:
+            cut.add(problem.name)
         if problem.code == "checksum":
             survey.check(_RECORDS, False)
         survey.report(problem)
@@ -423,11 +443,11 @@ def _shards_samples(
             survey.find("not-checked", subset, f"{name}: no TFRecord file")
             num_stored += length
             continue
-        found = readable(guarded(scan_records(path), subset, name, path), report)
+        found = readable(form.scan(path, subset, length), report)
         records = [(shard, number, at) for number, at, _, _ in found]
         places.append(np.array(records, np.int64).reshape(-1, 3))
         num_stored += len(records)
-        if length not in (-1, len(records)):
+        if length not in (-1, len(records)) and not (len(records) < length and name in cut):
             differences.append((f"{name}: {len(records):,} of {length:,}", len(records) - length))
     for text, difference in differences:
         # Differences from the published number are counted later, when each subset is compared with it.
