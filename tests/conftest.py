@@ -166,13 +166,14 @@ def signals_as_at_first():
 
 # A command fixes the threads of its process; here many commands share one, and TensorFlow keeps those of the first.
 # Module fixtures, which also train, run before the fixtures of single tests.
-machine.fix_threads(machine.num_cores())
+_NUM_CORES = machine.num_cores()
+machine.fix_threads(_NUM_CORES)
 
 
 @pytest.fixture(autouse=True)
 def threads_as_at_first():
     yield
-    machine.fix_threads(machine.num_cores())
+    machine.fix_threads(_NUM_CORES)
 
 
 @pytest.fixture

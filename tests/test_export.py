@@ -32,6 +32,7 @@ from ipucnn.errors import ConfigurationError, DataError, ThresholdError
 from ipucnn.events import show
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.editing import in_64_bits, stock_model
+from ipucnn.models.keras_files import load_keras_weights
 from ipucnn.models.layers import micro_batches, per_sample
 from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
@@ -92,6 +93,27 @@ def test_stock_layers_compute_the_same(case):
     expected, computed = model(images).numpy(), stock(images).numpy()
     assert np.abs(computed - expected).max() <= 1e-4 * expected.std() > 0
     assert [layer.name for layer in stock.layers if layer.output is stock.outputs[0]] == ["logits"]
+
+
+@pytest.mark.parametrize("file", ["m.keras", "m.h5"])
+def test_the_exported_network_gives_its_weights_back(tmp_path, file):
+    """Convolutions that stand for layers without weights are no weights, unless they are learnt."""
+    if file == "m.keras" and not KERAS_3:
+        pytest.skip("Keras 2.6 writes no such file")
+    model = build_model(get_model("cifar_resnet8"), BuildOptions((16, 16, 3), 5))
+    with_other_statistics(model)
+    stock = stock_model(model, keras.Input((16, 16, 3), name="images"), all_of_them=True)
+    stock.save(str(tmp_path / file))
+    other = build_model(get_model("cifar_resnet8"), BuildOptions((16, 16, 3), 5))
+    kept, _ = load_keras_weights(other, tmp_path / file)
+    assert not kept
+    for before, after in zip(model.get_weights(), other.get_weights()):
+        np.testing.assert_array_equal(before, after)
+    learnt = next(layer for layer in stock.layers if layer.weights and layer.weights[0].shape[:2] == (1, 1))
+    learnt.set_weights([learnt.get_weights()[0] * 2])
+    stock.save(str(tmp_path / file))
+    with pytest.raises(DataError, match="it has 16 layers with weights"):
+        load_keras_weights(other, tmp_path / file)
 
 
 @pytest.mark.parametrize("input_range", ["standard", "unit", "tf", "raw", "caffe", "torch", "image"])

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from support.events import Recorded
 from support.refusals import check_raises
 
 from ipucnn.datasets.base import fingerprint
+from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import record_builder
 from ipucnn.datasets.sources.record_builder import build as make_records
 from ipucnn.datasets.sources.records import open_records
@@ -308,6 +310,18 @@ def test_a_file_that_was_cut_between_two_records_is_damaged(folder, tmp_path, ru
     check_raises(DataError, "has 0 records", "", open_records, out)
     path.write_bytes(whole[: places[3]])
     assert len(open_records(out).train) == 16
+
+
+def test_class_folders_beside_record_files_are_said_to_be_unread(folder, tmp_path):
+    out = tmp_path / "out"
+    build(folder, out, 3, 2, 1)
+    assert choose_dataset(str(out), tmp_path, home="", task="classification").message.endswith(f"from {out}")
+    for part in ("train", "val"):
+        shutil.copytree(folder / part, out / part)
+    for name, path in ((str(out), tmp_path), ("imagenet", out)):
+        choice = choose_dataset(name, path, home="", task="classification")
+        assert choice.message.endswith(": from its files; the class folders beside them are not read")
+        assert open_dataset(choice).info.choice.startswith("from its files")
 
 
 def test_records_may_lie_in_any_folder_and_a_plan_that_comes_later_counts(folder, tmp_path):

@@ -385,6 +385,7 @@ def read_keras_weights(
     """
     targets = _targets(model)
     with _open_layers(path) as (layers, in_order):
+        layers = _without_subsampling(layers, model)
         pairs, notes = _match(layers, in_order, targets, path, model, new_head)
         pairs = [(layer, target) for layer, target in pairs if layer.shapes == target.shapes]
         values = [[np.asarray(tensor[()], np.float32) for tensor in layer.tensors] for layer, _ in pairs]
@@ -399,6 +400,20 @@ def read_keras_weights(
         for (_, target), arrays in zip(pairs, values)
         for name, array in zip(target.weights, arrays)
     }, notes
+
+
+def _without_subsampling(layers: List[LayerWeights], model: KerasModel) -> List[LayerWeights]:
+    """The layers without the constant convolutions that ``editing.stock_model`` writes in place of SubsamplePad."""
+    left = sum(type(layer).__name__ == "SubsamplePad" for layer in model.layers)
+    kept = []
+    for layer in layers:
+        shape = layer.shapes[0]
+        is_identity = len(layer.tensors) == 1 and len(shape) == 4 and shape[:2] == (1, 1)
+        if left and is_identity and np.array_equal(layer.tensors[0][()][0, 0], np.eye(shape[2], shape[3])):
+            left -= 1
+        else:
+            kept.append(layer)
+    return kept
 
 
 def _targets(model: KerasModel) -> List[LayerWeights]:
