@@ -168,7 +168,7 @@ BUDGET = {
     "config": (3310, 1660),
     "datasets": (9020, 6960),
     "diagnosis": (435, 335),
-    "models": (3505, 2720),
+    "models": (3530, 2740),
     "planning": (5110, 3905),
     "reports": (3900, 3105),
     "runs": (7205, 5565),

@@ -740,14 +740,26 @@ def test_the_preprocessing_of_resnet_is_an_option():
     check_raises(ConfigurationError, "which is no layer", "--normalise caffe", built, text, (6, 6, 3))
 
 
-def test_the_weights_of_a_model_in_a_model_are_read_from_hdf5():
+ONE_IN_ANOTHER = (
+    "kept = layers.Conv2D(3, 3, name='kept')",
+    "kept.trainable = False",
+    "inner = [keras.Input(input_shape), kept, layers.BatchNormalization(), layers.Conv2D(3, 3, name='trained')]",
+    "x = keras.Sequential(inner, name='base')(images)",
+)
+ONE_IN_TWO_OTHERS = (
+    "def block(name, x):",
+    "    i = keras.Input(x.shape[1:])",
+    "    y = layers.BatchNormalization(name=name + '_norm')(layers.Conv2D(2, 3, name=name + '_conv')(i))",
+    "    return keras.Model(i, y, name=name)(x)",
+    "i = keras.Input(input_shape)",
+    "x = keras.Model(i, block('second', block('first', i)), name='middle')(images)",
+)
+
+
+@pytest.mark.parametrize("lines", [ONE_IN_ANOTHER, ONE_IN_TWO_OTHERS], ids=["one", "two"])
+def test_the_weights_of_a_model_in_a_model_are_read_from_hdf5(lines):
     """Keras 2 lists it as one layer, whose frozen weights come after the others."""
-    text = network(
-        "kept = layers.Conv2D(3, 3, name='kept')",
-        "kept.trainable = False",
-        "inner = [keras.Input(input_shape), kept, layers.BatchNormalization(), layers.Conv2D(3, 3, name='trained')]",
-        "x = keras.Sequential(inner, name='base')(images)",
-    )
+    text = network(*lines)
     _, model = built(text)
     scope = {}
     exec(text, scope)

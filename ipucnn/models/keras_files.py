@@ -458,7 +458,7 @@ def _match(
             if path.suffix == ".keras"
             else _MODEL_HINT,
         )
-    for named in _named(layers, path):
+    for named in _named(layers, targets, path):
         if all(target.name in named and fit(named[target.name], target) for target in targets):
             return [(named[target.name], target) for target in targets], []
     ordered = layers if in_order else _by_class(layers, targets)
@@ -491,8 +491,13 @@ def _match(
     ]
 
 
-def _named(layers: Sequence[LayerWeights], path: Path) -> Iterator[Dict[str, LayerWeights]]:
-    """Yields the layers of a file by name: by canonical names, by the names in the file, and by those from zero."""
+def _named(
+    layers: Sequence[LayerWeights], targets: Sequence[LayerWeights], path: Path
+) -> Iterator[Dict[str, LayerWeights]]:
+    """Yields the layers of a file by name: by canonical names, by the names in the file, and by those from zero.
+
+    Last come the names of layers in models in models, of which Keras 2 writes the outermost and the innermost one.
+    """
     own = {layer.name.replace("/", "_"): layer for layer in layers}
     if len(own) < len(layers):
         return  # names are absent, or do not tell layers apart
@@ -504,6 +509,17 @@ def _named(layers: Sequence[LayerWeights], path: Path) -> Iterator[Dict[str, Lay
     bases = {name: re.sub(r"_\d+$", "", name) for name in own}
     from_zero = counted_from_zero((name, name, base, (base,)) for name, base in bases.items())
     yield {from_zero[name]: layer for name, layer in own.items()}
+    fitting: Dict[str, List[LayerWeights]] = {}
+    for layer in layers:
+        outer, _, inner = layer.name.partition("/")
+        for target in targets:
+            if target.name in (layer.name, f"{outer}_{inner}") or (
+                target.name.startswith(f"{outer}_") and target.name.endswith(f"_{inner}")
+            ):
+                fitting.setdefault(target.name, []).append(layer)
+    named = {name: of_target[0] for name, of_target in fitting.items() if len(of_target) == 1}
+    if len({layer.name for layer in named.values()}) == len(layers):
+        yield named
 
 
 def _confusable(
