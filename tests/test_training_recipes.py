@@ -164,10 +164,10 @@ def weights_of(folder):
     return load_checkpoint(folder / "checkpoints" / "last.npz")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+@pytest.fixture
+def whole(tmp_path):
     """A run that ended after its first epoch, and was continued."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
+    folder = tmp_path / "whole"
     for command in (
         (*TRAIN, *ALL, "--num-epochs", 1),
         ("train", "toy_model_bn", "--resume", "--num-epochs", 2),
@@ -176,17 +176,19 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_averaged_weights_are_saved_and_evaluated(report, whole):
-    checkpoint = weights_of(whole)
+def test_averaged_weights_are_saved_and_evaluated(run, report, tmp_path):
+    folder = tmp_path / "run"
+    assert run(*TRAIN, *ALL, "--num-epochs", 1, "--run-dir", folder)[0] == 0
+    checkpoint = weights_of(folder)
     average = {name: value for name, value in checkpoint.slots.items() if name.endswith("/average")}
     assert len(average) == len(checkpoint.weights)
     for name, value in checkpoint.weights.items():
         np.testing.assert_array_equal(value, average[name + "/average"])
         assert not np.array_equal(checkpoint.slots[name + "/running"], value)
-    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert report("evaluate", whole)["measured"]["loss"] == pytest.approx(rows[-1]["loss"], abs=1e-5)
-    assert json.loads((whole / "report.json").read_text())["averaged_weights"] is True
-    program = json.loads((whole / "program.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert report("evaluate", folder)["measured"]["loss"] == pytest.approx(rows[-1]["loss"], abs=1e-5)
+    assert json.loads((folder / "report.json").read_text())["averaged_weights"] is True
+    program = json.loads((folder / "program.json").read_text())
     recipe = ("mixup", "cutmix", "random_erasing", "ema_decay", "clip_gradient_norm")
     assert [program[name] for name in recipe] == [0.4, 1, 0.5, 0.9, 0.5]
 
