@@ -840,3 +840,91 @@ def test_the_command_says_what_is_wrong_and_leaves_nothing(capsys):
     check_raises(
         ConfigurationError, "no column", "", sorting.copies_of_classes, Path("set/t.csv"), "b", Path("set")
     )
+
+
+# -- lists of parts -------------------------------------------------------------------------------------------
+
+
+def by_class(folder="images", ending=".png"):
+    """Writes images of two classes, whose values are their numbers; returns the names below the folder."""
+    names = [f"{'cat' if k % 2 else 'dog'}/animal_{k}{ending}" for k in range(12)]
+    for k, name in enumerate(names):
+        save(f"set/{folder}/{name}", k)
+    return names
+
+
+def food():
+    names = by_class(ending=".jpg")
+    for part, chosen in (("train", names[:8]), ("test", names[8:11])):
+        write(f"set/meta/{part}.txt", *(name[:-4] for name in chosen))
+    write("set/meta/labels.txt", "cat", "dog")
+    return range(8), range(8, 11)
+
+
+def indoor():
+    names = by_class()
+    write("set/TrainImages.txt", *names[:7]), write("set/ValImages.txt", *names[7:])
+    return range(7), range(7, 12)
+
+
+def birds():
+    names = by_class()
+    write("set/images.txt", *(f"{k + 1} {name}" for k, name in enumerate(names)))
+    write("set/train_test_split.txt", *(f"{k + 1} {int(k % 3 > 0)}" for k in range(12)))
+    write("set/image_class_labels.txt", *(f"{k + 1} {k % 2 + 1}" for k in range(12)))
+    return [k for k in range(12) if k % 3], range(0, 12, 3)
+
+
+@pytest.mark.parametrize("make", [food, indoor, birds])
+def test_lists_of_parts_are_kept(make):
+    parts = make()
+    assert "list the images of parts" in refused("set", "classification")
+    source = followed("set", "classification")
+    for examples, numbers in zip((source.train, source.eval), parts):
+        found = labels_by_value(examples, source.info.class_names)
+        assert {round(value) for value in found} == {*numbers}
+        assert all(name == ("cat" if value % 2 else "dog") for value, name in found.items())
+
+
+def test_lists_beside_class_folders_are_said_to_be_unread():
+    names = by_class(".")
+    source = opened("set", "classification")
+    assert not any("lists" in line for line in source.info.warnings)
+    write("set/train.txt", *names[:9]), write("set/test.txt", *names[9:])
+    (line,) = [line for line in opened("set", "classification").info.warnings if "lists" in line]
+    assert "set/test.txt and set/train.txt list the images of parts" in line
+    assert "3 in test/ and 9 in train/: python -m ipucnn.datasets.sorting lists set-parts set" in line
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"train1.txt": range(6), "train2.txt": range(3, 9), "test1.txt": range(9, 12)},  # several divisions
+        {"train.txt": range(8), "test.txt": range(6, 12)},  # an image in both
+        {"train.txt": range(12)},  # one part alone
+        {"val.txt": range(6), "test.txt": range(6, 12)},  # nothing to train on
+        {"train.txt": range(8), "test.txt": range(30, 40)},  # images that are not there
+    ],
+)
+def test_lists_that_are_no_division_sort_nothing(lists):
+    names = by_class()
+    for name, numbers in lists.items():
+        write(f"set/{name}", *(names[k] if k < 12 else f"cat/animal_{k}.png" for k in numbers))
+    assert "sorting" not in refused("set", "classification")
+    assert sorting.main(["lists", "new", "set"]) == 3 and not os.path.exists("new")
+
+
+def test_a_part_without_class_folders_is_sorted_by_the_table_beside_it():
+    """As in GTSRB, whose Test.csv has a path and a class in each row."""
+    for k in range(12):
+        save(f"set/Train/{k % 3}/{k}.png", k)
+    for k in range(12, 18):
+        save(f"set/Test/{k}.png", k)
+    write("set/Test.csv", "Width,ClassId,Path", *(f"16,{k % 3},Test/{k}.png" for k in range(12, 18)))
+    hint = refused("set", "classification")
+    command = hint.partition("a table has their classes: ")[2]
+    program = f"{shlex.quote(sys.executable)} -m"
+    subprocess.run(command.replace("python -m", program), shell=True, check=True, capture_output=True)
+    source = opened("set", "classification")
+    assert labels_by_value(source.eval, source.info.class_names) == {k: str(k % 3) for k in range(12, 18)}
+    assert len(source.train) == 12

@@ -33,7 +33,9 @@ from ipucnn.datasets.formats import (
     find_layout,
     find_set,
     find_sets,
+    has_image,
     part_alone,
+    part_named,
     places_of_images,
     subfolders,
     unwrapped,
@@ -744,7 +746,7 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         raise DataError(f"{folder} holds no pairs of images and masks{lie}", PAIR_LAYOUT + alone + inside)
     text, hint = f"{folder} is not an image folder: it lacks train/ or val/", CLASS_LAYOUT
     if found is not None and found.parts:
-        hint += part_alone(found)
+        hint = _hint_for_bare_part(folder, found) or hint + part_alone(found)
     else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
         endings = endings_instead(folder) if found is None else ""
@@ -753,8 +755,23 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
     raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
 
 
+def _hint_for_bare_part(folder: Path, found: Found) -> str:
+    """Returns the hint for class folders of training beside images of evaluation whose classes a table has; or ""."""
+    from ipucnn.datasets.sorting import sorted_part_hint
+
+    classes = [path.name for part in found.parts.get("train", ()) for path in subfolders(part)]
+    for part in subfolders(folder):
+        if part_named(part.name) in ("validation", "test") and has_image(part):
+            command = sorted_part_hint(part, classes)
+            if command:
+                return f"{shown(part)} has images without class folders, {_OF_TABLE} {command}"
+    return ""
+
+
 _THE_SET = "the set in it:"
-_NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset"
+_OF_TABLE = "and a table has their classes:"
+_NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset|{_OF_TABLE}"
+"""Words of hints that no other hint replaces."""
 
 
 def _inside(folder: Path, find: Callable[[Path], object]) -> str:

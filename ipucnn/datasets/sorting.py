@@ -3,8 +3,9 @@
 A folder with such a layout is refused, because several things could be meant, and :func:`sorting_hint` gives the
 command that makes a set of it: ``python -m ipucnn.datasets.sorting classes TABLE COLUMN TARGET FOLDER`` or ``... masks
 KIND TARGET FOLDER``; for pairs that are read, with several masks of an image or parts in their names, ``... pairs
-TARGET FOLDER``, for class folders without masks ``... images TARGET FOLDER``, and for names that begin with a class
-``... names TARGET FOLDER``.  The command copies; the files stay where they are.
+TARGET FOLDER``, for class folders without masks ``... images TARGET FOLDER``, for names that begin with a class
+``... names TARGET FOLDER``, and for class folders with lists of their parts ``... lists TARGET FOLDER``.  The command
+copies; the files stay where they are.
 """
 
 import csv
@@ -40,6 +41,7 @@ from ipucnn.datasets.formats import (
     images_with_classes,
     is_image_name,
     is_made_by_system,
+    list_folder,
     named_classes_hint,
     part_named,
     side_named,
@@ -129,7 +131,7 @@ def _files_of(folder: Path) -> _Files:
                 continue
             if is_image_name(name):
                 images.append(below / name)
-            elif name.lower().endswith(_TABLES):
+            elif _is_table(name):
                 tables.append(below / name)
             elif name.lower().endswith(_UNREAD):
                 unread.append(below / name)
@@ -138,6 +140,10 @@ def _files_of(folder: Path) -> _Files:
                 f"{shown(folder)} has more than {_MOST_FILES:,} files", "sort them with a program of your own"
             )
     return _Files(images, tables, unread)
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().endswith(_TABLES)
 
 
 def _part_of(path: Path) -> str:
@@ -423,7 +429,7 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
 def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
     """Returns the commands that make class folders of a part whose table has them; "" without one.
 
-    tiny-ImageNet has them in ``val/val_annotations.txt``.
+    tiny-ImageNet has them in ``val/val_annotations.txt``, GTSRB in ``Test.csv`` beside ``Test``.
 
     Args:
         part: the folder of the part.
@@ -432,14 +438,16 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
     with suppress(OSError, DataError):
         files = _files_of(part)
         names = _by_name(files.images)
-        for path in files.tables[:_MOST_TABLES]:
+        beside = [Path("..", entry.name) for entry in list_folder(part.parent) if _is_table(entry.name)]
+        for path in [*files.tables[:_MOST_TABLES], *beside]:
             table = _table(part, path, names)
             if isinstance(table, str) or not {*table.classes(table.columns[0]).values()} <= {*classes}:
                 continue
+            path = Path(os.path.normpath(part / path))
             target, whole = new_folder(part, "classes"), real(part.parent)
             kept = new_folder(whole, f"{part.name}-unsorted")
             return (
-                f"{SORTING} classes {quoted(part / path)} {quoted(table.columns[0])} {quoted(target)} {quoted(part)} "
+                f"{SORTING} classes {quoted(path)} {quoted(table.columns[0])} {quoted(target)} {quoted(part)} "
                 f"&& mv {quoted(part)} {quoted(kept)} && mv {quoted(target)} {quoted(part)}"
             )
     return ""
@@ -485,6 +493,104 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
     return _placed(
         folder, {image: Path(parts.get(image, ""), name, "_".join(image.parts)) for image, name in classes}
     )
+
+
+# -- lists of parts -------------------------------------------------------------------------------------------
+
+
+class _Listed(NamedTuple):
+    """The images of parts, as lists beside class folders have them: the lists, and image -> its part."""
+
+    lists: List[Path]
+    parts: Dict[Path, str]
+
+
+def _cells_in(table: Path) -> List[List[str]]:
+    """Returns the rows of a table; none if it cannot be read."""
+    with suppress(DataError, csv.Error, NotJson, BadDocument):
+        return _rows(table)
+    return []
+
+
+def _listed_parts(folder: Path, files: _Files) -> Optional[_Listed]:
+    """Returns the parts that lists say, such as ``train.txt`` and ``test.txt`` of Food-101; None without such lists.
+
+    In CUB-200's form one table has a number and an image in each row, and another one the number, and a 1 if that image
+    is for training.
+    """
+    names = _by_name(files.images)
+    by_part: Dict[str, List[Tuple[Path, List[Path]]]] = {}
+    numbered: Dict[Path, Dict[str, Path]] = {}
+    divided: Dict[Path, Dict[str, str]] = {}
+    for path in files.tables[:_MOST_TABLES]:
+        rows = [row for row in _cells_in(folder / path) if row]
+        words = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", path.stem)
+        part = next((_PARTS[named] for named in map(part_named, words) if named in _PARTS), None)
+        found = [_image_named(row[0], names) for row in rows]
+        images = [image for image in found if image is not None]
+        if part and len(images) >= max(_SHARE * len(rows), 1) and len({*images}) == len(images):
+            by_part.setdefault(part, []).append((path, images))
+        if not rows or {len(row) for row in rows} != {2}:
+            continue
+        pairs = {number: _image_named(name, names) for number, name in rows}
+        if len(pairs) == len(rows) and None not in pairs.values():
+            numbered[path] = {number: image for number, image in pairs.items() if image is not None}
+        elif part == "train" and {value for _, value in rows} == {"0", "1"}:
+            divided[path] = {row[0]: row[1] for row in rows}
+    lists = [one for part, of_part in by_part.items() for one in of_part if len(of_part) == 1]
+    parts = {
+        image: part for part, of_part in by_part.items() for _, images in of_part[:1] for image in images
+    }
+    is_one_each = len(lists) == len(by_part) > 1 and len(parts) == sum(len(images) for _, images in lists)
+    if "train" in by_part and is_one_each:
+        return _Listed([path for path, _ in lists], parts)
+    both = [(one, other) for one in numbered for other in divided if {*numbered[one]} == {*divided[other]}]
+    if len(both) != 1:
+        return None
+    images_of, values_of = numbered[both[0][0]], divided[both[0][1]]
+    return _Listed(
+        [*both[0]], {images_of[key]: "train" if value == "1" else "test" for key, value in values_of.items()}
+    )
+
+
+def copies_by_lists(folder: Path) -> Copies:
+    """Returns the copies of images that lists have, into the class folders in which they lie, of parts."""
+    listed = _listed_parts(folder, _files_of(folder))
+    if listed is None or not _lie_in_classes(listed.parts):
+        return {}
+    return {Path(part, image.parent.name, image.name): [image] for image, part in listed.parts.items()}
+
+
+def _lie_in_classes(images: Collection[Path]) -> bool:
+    """Returns whether images lie in two or more folders beside each other, which are not called like parts."""
+    folders = {image.parent for image in images}
+    is_part = any(part_named(path.name) is not None for path in folders)
+    return len(folders) > 1 and len({path.parent for path in folders}) == 1 and not is_part
+
+
+def _lists_hint(folder: Path, files: _Files) -> str:
+    """Returns words for a hint with the command that makes parts of class folders by lists; "" without them."""
+    listed = _listed_parts(folder, files)
+    if listed is None or not _lie_in_classes(listed.parts):
+        return ""
+    target = new_folder(folder, "parts")
+    lists = " and ".join(shown(folder / path) for path in listed.lists)
+    counts = Counter(listed.parts.values())
+    parts = " and ".join(f"{count:,} in {part}/" for part, count in counts.items())
+    alone = len(files.images) - len(listed.parts)
+    rest = f", without {counted(alone, 'image')} in none of them" if alone else ""
+    return (
+        f"{lists} list the images of parts; copy them into class folders, {parts}{rest}: {SORTING} lists "
+        f"{quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
+    )
+
+
+def lists_beside_classes(folder: Path) -> str:
+    """Returns words with the command for class folders that have lists of parts beside them; "" without such lists."""
+    with suppress(OSError, DataError):
+        if any(_is_table(entry.name) for entry in list_folder(folder)):
+            return _lists_hint(folder, _files_of(folder))
+    return ""
 
 
 # -- scattered pairs ------------------------------------------------------------------------------------------
@@ -771,7 +877,8 @@ def sorting_hint(folder: Path, task: str) -> Hint:
             return Hint(_pairs_hint(folder, files))
         by_table = _classes_hint(folder, files)
         command = (
-            by_table.command
+            _lists_hint(folder, files)
+            or by_table.command
             or (named_classes_hint(folder) if classes_in_names(folder) else "")
             or (_pairs_hint(folder, files) if task != "classification" else "")
         )
@@ -831,7 +938,12 @@ def _join(masks: Sequence[Path], place: Path) -> None:
     Image.fromarray(pixels.astype(np.uint8 if pixels.max() < 256 else np.uint16)).save(place)
 
 
-_OF_FOLDER = {"pairs": copies_of_set, "images": copies_without_masks, "names": copies_by_names}
+_OF_FOLDER = {
+    "pairs": copies_of_set,
+    "images": copies_without_masks,
+    "names": copies_by_names,
+    "lists": copies_by_lists,
+}
 
 
 def main(words: Sequence[str]) -> int:
@@ -851,11 +963,11 @@ def main(words: Sequence[str]) -> int:
         else:
             raise ConfigurationError(
                 "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, pairs TARGET FOLDER, "
-                "images TARGET FOLDER, or names TARGET FOLDER",
+                "images TARGET FOLDER, names TARGET FOLDER, or lists TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         if not copies:
-            wanted = CLASS_LAYOUT if words[0] in ("classes", "names") else PAIR_LAYOUT
+            wanted = CLASS_LAYOUT if words[0] in ("classes", "names", "lists") else PAIR_LAYOUT
             raise DataError(f"{shown(folder)} has nothing to copy by {words[0]}", wanted)
         count = counted(sum(map(len, copies.values())), "file")
         if sys.stderr.isatty():

@@ -336,7 +336,10 @@ def open_imagefolder(
             text = f"{path} has no images in class folders"
             raise DataError(with_unused(text, passed.unused), f"{CLASS_LAYOUT}; {READ}")
     divided = division(folder, len(train), len(evaluation)) if found.is_undivided else ""
-    warnings = [divided] if divided else []
+    from ipucnn.datasets.sorting import lists_beside_classes
+
+    lists = lists_beside_classes(folder) if found.is_undivided else ""
+    warnings = [divided, *([f"lists of parts are not read: {lists}"] if lists else [])] if divided else []
     pairs = written_alike(names)
     if pairs:
         more = f" and {len(pairs) - MOST_NAMED} more pairs" if len(pairs) > MOST_NAMED else ""
