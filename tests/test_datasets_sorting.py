@@ -899,7 +899,12 @@ def test_lists_beside_class_folders_are_said_to_be_unread():
 @pytest.mark.parametrize(
     "lists",
     [
-        {"train1.txt": range(6), "train2.txt": range(3, 9), "test1.txt": range(9, 12)},  # several divisions
+        {
+            "train1.txt": range(6),
+            "test1.txt": range(6, 12),
+            "train2.txt": range(3, 9),
+            "test2.txt": [*range(3), *range(9, 12)],
+        },  # several divisions
         {"train.txt": range(8), "test.txt": range(6, 12)},  # an image in both
         {"train.txt": range(12)},  # one part alone
         {"val.txt": range(6), "test.txt": range(6, 12)},  # nothing to train on
@@ -928,3 +933,29 @@ def test_a_part_without_class_folders_is_sorted_by_the_table_beside_it():
     source = opened("set", "classification")
     assert labels_by_value(source.eval, source.info.class_names) == {k: str(k % 3) for k in range(12, 18)}
     assert len(source.train) == 12
+
+
+def test_pairs_are_copied_into_the_parts_of_lists():
+    """As in Pascal VOC: masks of classes beside masks of objects, and lists of which some are of other images, too."""
+    for k in range(8):
+        save(f"set/JPEGImages/2007_{k:06}.jpg", k)
+        if k < 6:
+            save_mask(f"set/SegmentationClass/2007_{k:06}.png", k)
+            save_mask(f"set/SegmentationObject/2007_{k:06}.png", 9)
+    names = [f"2007_{k:06}" for k in range(8)]
+    for kind, numbers in (("Main", (range(5), range(5, 8))), ("Segmentation", (range(4), range(4, 6)))):
+        for part, of_part in zip(("train", "val", "trainval"), (*numbers, range(8 if kind == "Main" else 6))):
+            write(f"set/ImageSets/{kind}/{part}.txt", *(names[k] for k in of_part))
+        write(
+            f"set/ImageSets/{kind}/cat_train.txt",
+            *(f"{names[k]} {'-1' if k % 2 else ' 1'}" for k in numbers[0]),
+        )
+    hint = refused("set", "segmentation")
+    assert "copy 6 such pairs (or instanceid in place of labelid)" in hint and "without 2 images" in hint
+    assert (
+        "in the parts of set/ImageSets/Segmentation/val.txt and set/ImageSets/Segmentation/train.txt" in hint
+    )
+    source = followed("set", "segmentation")
+    for examples, numbers in ((source.train, range(4)), (source.eval, range(4, 6))):
+        rows = [mask.reshape(mask.shape[:2]).any(axis=1).sum() for mask in examples.masks]
+        assert rows == [k + 1 for k in numbers]

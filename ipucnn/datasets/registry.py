@@ -636,8 +636,10 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
         is_of_masks = code in (MASKS_INSIDE, MASK_OF_EACH)
         if is_of_masks and task != "segmentation":
             command = hint_without_masks(folder, code == MASKS_INSIDE)
-        elif is_of_masks or (
-            not isinstance(error, MasksAsClasses) and not re.search(_NAMES_A_SET, error.hint or "")
+        elif (
+            is_of_masks
+            or (isinstance(error, MasksAsClasses) and task == "segmentation")
+            or not (isinstance(error, MasksAsClasses) or re.search(_NAMES_A_SET, error.hint or ""))
         ):
             command, reason = sorting_hint(folder, task)
         if not (command or reason):

@@ -22,6 +22,7 @@ from typing import (
     Collection,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -499,7 +500,7 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
 
 
 class _Listed(NamedTuple):
-    """The images of parts, as lists beside class folders have them: the lists, and image -> its part."""
+    """The images of parts, as lists beside them have them: the lists, and image -> its part."""
 
     lists: List[Path]
     parts: Dict[Path, str]
@@ -508,54 +509,59 @@ class _Listed(NamedTuple):
 def _cells_in(table: Path) -> List[List[str]]:
     """Returns the rows of a table; none if it cannot be read."""
     with suppress(DataError, csv.Error, NotJson, BadDocument):
-        return _rows(table)
+        return [row for row in _rows(table) if row]
     return []
 
 
-def _listed_parts(folder: Path, files: _Files) -> Optional[_Listed]:
-    """Returns the parts that lists say, such as ``train.txt`` and ``test.txt`` of Food-101; None without such lists.
+def _divisions(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> Iterator[_Listed]:
+    """Yields the divisions that lists beside images have, such as ``train.txt`` and ``test.txt`` of Food-101.
 
     In CUB-200's form one table has a number and an image in each row, and another one the number, and a 1 if that image
     is for training.
     """
-    names = _by_name(files.images)
-    by_part: Dict[str, List[Tuple[Path, List[Path]]]] = {}
+    names = _by_name(images)
+    # Lists whose names differ in the word of the part alone: part -> (list, images), the shortest name of a part first.
+    groups: Dict[Tuple[Path, str], Dict[str, Tuple[Path, List[Path]]]] = {}
     numbered: Dict[Path, Dict[str, Path]] = {}
     divided: Dict[Path, Dict[str, str]] = {}
-    for path in files.tables[:_MOST_TABLES]:
-        rows = [row for row in _cells_in(folder / path) if row]
+    for path in sorted(tables, key=lambda one: (len(one.name), one)):
         words = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", path.stem)
-        part = next((_PARTS[named] for named in map(part_named, words) if named in _PARTS), None)
-        found = [_image_named(row[0], names) for row in rows]
-        images = [image for image in found if image is not None]
-        if part and len(images) >= max(_SHARE * len(rows), 1) and len({*images}) == len(images):
-            by_part.setdefault(part, []).append((path, images))
+        word = next((word for word in words if part_named(word) in _PARTS), "")
+        rows = _cells_in(folder / path) if word or path.stem == "images" else []
+        found = [image for image in (_image_named(row[0], names) for row in rows) if image is not None]
+        if word and len(found) >= max(_SHARE * len(rows), 1) and len({*found}) == len(found):
+            group = groups.setdefault((path.parent, path.stem.replace(word, "", 1)), {})
+            group.setdefault(_PARTS[part_named(word) or ""], (path, found))
         if not rows or {len(row) for row in rows} != {2}:
             continue
-        pairs = {number: _image_named(name, names) for number, name in rows}
-        if len(pairs) == len(rows) and None not in pairs.values():
-            numbered[path] = {number: image for number, image in pairs.items() if image is not None}
-        elif part == "train" and {value for _, value in rows} == {"0", "1"}:
+        pairs = [(row[0], _image_named(row[1], names)) for row in rows]
+        if not word:
+            numbered[path] = {number: image for number, image in pairs if image is not None}
+        elif {row[1] for row in rows} == {"0", "1"}:
             divided[path] = {row[0]: row[1] for row in rows}
-    lists = [one for part, of_part in by_part.items() for one in of_part if len(of_part) == 1]
-    parts = {
-        image: part for part, of_part in by_part.items() for _, images in of_part[:1] for image in images
-    }
-    is_one_each = len(lists) == len(by_part) > 1 and len(parts) == sum(len(images) for _, images in lists)
-    if "train" in by_part and is_one_each:
-        return _Listed([path for path, _ in lists], parts)
-    both = [(one, other) for one in numbered for other in divided if {*numbered[one]} == {*divided[other]}]
-    if len(both) != 1:
-        return None
-    images_of, values_of = numbered[both[0][0]], divided[both[0][1]]
-    return _Listed(
-        [*both[0]], {images_of[key]: "train" if value == "1" else "test" for key, value in values_of.items()}
-    )
+    for group in groups.values():
+        parts = {image: part for part, (_, found) in group.items() for image in found}
+        is_disjoint = len(parts) == sum(len(found) for _, found in group.values())
+        if {"train"} < {*group} and is_disjoint:
+            yield _Listed([path for path, _ in group.values()], parts)
+    for path, of_number in numbered.items():
+        for other, values in divided.items():
+            if {*of_number} == {*values}:
+                parts = {of_number[key]: "train" if value == "1" else "test" for key, value in values.items()}
+                yield _Listed([path, other], parts)
+
+
+def _listed_parts(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> Optional[_Listed]:
+    """Returns the only division that lists have, or the only one of exactly these images; None without one."""
+    found = [*_divisions(folder, images, tables)]
+    found = [one for one in found if {*one.parts} == {*images}] or found
+    return found[0] if found and all(one.parts == found[0].parts for one in found) else None
 
 
 def copies_by_lists(folder: Path) -> Copies:
     """Returns the copies of images that lists have, into the class folders in which they lie, of parts."""
-    listed = _listed_parts(folder, _files_of(folder))
+    files = _files_of(folder)
+    listed = _listed_parts(folder, files.images, files.tables)
     if listed is None or not _lie_in_classes(listed.parts):
         return {}
     return {Path(part, image.parent.name, image.name): [image] for image, part in listed.parts.items()}
@@ -570,7 +576,7 @@ def _lie_in_classes(images: Collection[Path]) -> bool:
 
 def _lists_hint(folder: Path, files: _Files) -> str:
     """Returns words for a hint with the command that makes parts of class folders by lists; "" without them."""
-    listed = _listed_parts(folder, files)
+    listed = _listed_parts(folder, files.images, files.tables)
     if listed is None or not _lie_in_classes(listed.parts):
         return ""
     target = new_folder(folder, "parts")
@@ -614,6 +620,8 @@ _Pairs = Dict[Path, List[Path]]
 
 def _words(path: Path) -> List[str]:
     text = " ".join((*path.parts[:-1], path.stem)).replace("leftImg8bit", "")
+    # Pascal VOC's folders in the words of Cityscapes.
+    text = text.replace("SegmentationClass", "labelIds").replace("SegmentationObject", "instanceIds")
     return _WORD.findall(_OBSERVER.sub(r" manual\1 ", text).casefold())
 
 
@@ -747,6 +755,8 @@ def _pairs_hint(folder: Path, files: _Files) -> str:
     more = f" (or {', '.join(others)} in place of {kind})" if others else ""
     also = f" and {counted(len(more_masks), 'more file')}" if more_masks else ""
     joined = f", with the masks of an image joined as one, {MAXIMUM}" if more_masks else ""
+    _, lists = _parts_of_pairs(folder, pairs, files.tables)
+    joined += f", in the parts of {' and '.join(shown(folder / path) for path in lists)}" if lists else ""
     return (
         f"{printable(mask.as_posix())}{also} may be the mask of {printable(image.as_posix())}; copy "
         f"{counted(len(pairs), 'such pair')}{more} into images/ and masks/{joined}{rest}: {SORTING} masks "
@@ -765,7 +775,8 @@ def copies_of_pairs(kind: str, folder: Path) -> Copies:
         ConfigurationError: there are no masks of this kind.
         DataError: two images would get one name.
     """
-    kinds = _kinds(folder, _files_of(folder).images)
+    files = _files_of(folder)
+    kinds = _kinds(folder, files.images)
     if kind not in kinds:
         known = (
             f"the kinds of masks in it are {', '.join(kinds)}"
@@ -773,10 +784,22 @@ def copies_of_pairs(kind: str, folder: Path) -> Copies:
             else "it has no masks of images by their names"
         )
         raise ConfigurationError(f"{shown(folder)}: no masks are called {printable(kind)}", known)
-    parts = {_part_of(image) for image in kinds[kind]}
-    has_parts = {"train"} < parts <= {*_PARTS.values()}
-    pairs = ((_part_of(image) if has_parts else "", image, masks) for image, masks in kinds[kind].items())
+    parts, _ = _parts_of_pairs(folder, kinds[kind], files.tables)
+    pairs = ((parts.get(image, ""), image, masks) for image, masks in kinds[kind].items())
     return _copies(folder, pairs, folder)
+
+
+def _parts_of_pairs(
+    folder: Path, pairs: Collection[Path], tables: Sequence[Path]
+) -> Tuple[Dict[Path, str], List[Path]]:
+    """Returns the part of each image, by the words of its folders, or else by lists that have them all, and these."""
+    parts = {image: _part_of(image) for image in pairs}
+    if {"train"} < {*parts.values()} <= {*_PARTS.values()}:
+        return parts, []
+    listed = _listed_parts(folder, [*pairs], tables)
+    if listed is None or {*listed.parts} != {*pairs}:
+        return {}, []
+    return listed.parts, listed.lists
 
 
 def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], location: Path) -> Copies:
