@@ -176,8 +176,20 @@ def test_configurations_are_not_chosen_from(prepared, tmp_path):
 def test_the_split_that_serves_for_evaluation_is_said(tmp_path):
     write(tmp_path, "three", splits=(("train", 12), ("validation", 4), ("test", 5)))
     source = open_dataset(choose("tfds:three", tmp_path))
-    assert source.info.num_eval == 5
-    assert source.info.warnings == ("tfds:three: evaluation on test, nothing on validation",)
+    assert source.info.num_eval == 4
+    assert source.info.choice == "evaluation on validation, nothing on test"
+    assert source.info.warnings == (f"tfds:three: {source.info.choice}",)
+    (finding,) = [one for one in verify_tfds("three", tmp_path).findings if one.code == "unread-part"]
+    assert finding.examples == ("test",)
+    write(tmp_path, "two", splits=(("train", 20), ("small", 4)), more=("image", "label"))
+    info = open_dataset(choose("tfds:two", tmp_path)).info
+    assert info.choice == (
+        "images from image, classes from label, nothing from image 0, label 1; "
+        "evaluation on a part of train, nothing on small"
+    )
+    assert info.warnings[0] == f"tfds:two: {info.choice}" and "the last 10 % of train" in info.warnings[1]
+    found = {one.code: one.examples for one in verify_tfds("two", tmp_path).findings}
+    assert found["unread-part"] == ("image 0", "label 1", "small")
 
 
 def test_an_absent_set_is_an_error(prepared):

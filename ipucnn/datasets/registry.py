@@ -490,7 +490,7 @@ def open_dataset(
         is_tfds = choice.found is not None and choice.found.is_tfds
         source = (_open_tfds if is_tfds else DATASETS[choice.name].open)(choice, options)
     words = "" if choice.found is None else choice.found.choice_words
-    info = replace(source.info, max_image_pixels=options.max_image_pixels, choice=words)
+    info = replace(source.info, max_image_pixels=options.max_image_pixels, choice=words or source.info.choice)
     source = replace(source, info=info)
     if options.skip_damaged and not isinstance(source.train, base.IN_MEMORY):
         source = damaged.without_damaged(source)

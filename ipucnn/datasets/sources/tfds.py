@@ -6,7 +6,7 @@ images have one size, else as encoded bytes.  Sets that take more than half of t
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -24,7 +24,11 @@ from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import shown, user_error_of
 
 READ_BATCH = 1024
-EVAL_SPLITS = ("test", "validation", "val", "valid")
+EVAL_SPLITS = ("validation", "val", "valid", "test")
+"""Names of splits for evaluation, in the order of folders of images: ``test`` serves only if nothing else does.
+
+That of ``imagenet2012`` has no labels.
+"""
 _OTHER_HINT = "choose another data set, or pass images in class folders with --dataset DIR"
 AUGMENTATION = {
     "mnist": "shift",
@@ -151,19 +155,41 @@ def eval_split(builder: TfdsBuilder) -> Optional[str]:
     return next((name for name in EVAL_SPLITS if name in splits and splits[name].num_examples > 0), None)
 
 
-def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, Tuple[str, ...]]:
-    """Returns the training and evaluation splits, and a line if some serve for nothing, or none for evaluation."""
+def unread(builder: TfdsBuilder, keys: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Returns the features with images or classes that serve for nothing, and such splits."""
+    tfds, splits = _import_tfds(), builder.info.splits
+    kinds = (tfds.features.Image, tfds.features.ClassLabel)
+    features = [key for key, feature in builder.info.features.items() if isinstance(feature, kinds)]
+    read = {"train", eval_split(builder)}
+    return sorted({*features} - {*keys}), [name for name in splits if name not in read]
+
+
+def _choice(builder: TfdsBuilder, keys: Sequence[str]) -> str:
+    """Returns what of a set serves for what, in words; "" if nothing was chosen."""
+    features, splits = unread(builder, keys)
+    words = (
+        [f"images from {keys[0]}, classes from {keys[1]}, nothing from {', '.join(features)}"]
+        if features
+        else []
+    )
+    if splits:
+        words.append(
+            f"evaluation on {eval_split(builder) or 'a part of train'}, nothing on {', '.join(splits)}"
+        )
+    return "; ".join(words)
+
+
+def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, str]:
+    """Returns the training and evaluation splits, and a line if a part of the training split is for evaluation."""
     available, split = builder.info.splits, eval_split(builder)
     if "train" not in available:
         raise DataError(
             f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}", _OTHER_HINT
         )
-    others = sorted(set(available) - {"train", split})
-    lines = (f"{name}: evaluation on {split}, nothing on {', '.join(others)}",) if others else ()
     if split is not None:
-        return "train", split, lines
+        return "train", split, ""
     warning = f"{name} has no part for evaluation: the last 10 % of train serve as one"
-    return "train[:90%]", "train[90%:]", (warning,)
+    return "train[:90%]", "train[90%:]", warning
 
 
 def open_tfds(name: str, folder: Path) -> DataSource:
@@ -179,7 +205,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     one_size = None not in shape
     parts: List[Examples] = []
     try:
-        *splits, warnings = _splits(builder, name)
+        *splits, divided = _splits(builder, name)
         stored = [builder.info.splits[s] for s in {split.split("[")[0] for split in splits}]
         needed = sum(s.num_examples * int(np.prod(shape)) if one_size else s.num_bytes for s in stored)
         hint = "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR"
@@ -196,7 +222,7 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     except Exception as error:  # for example, damaged records or a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
-    is_divided = eval_split(builder) is None
+    choice = _choice(builder, keys)
     return data_source(
         train,
         evaluation,
@@ -205,9 +231,10 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         location=str(folder),
         channels=shape[-1],
         augmentation=AUGMENTATION.get(base_name(name), "crop") if one_size else "none",
-        warnings=warnings,
-        own_split=is_divided,
-        division=warnings[0] if is_divided else "",
+        warnings=tuple(line for line in (choice and f"{name}: {choice}", divided) if line),
+        own_split=bool(divided),
+        division=divided,
+        choice=choice,
     )
 
 

@@ -58,6 +58,9 @@ CODES: Dict[str, Code] = {
     "class-names": Code(
         WARNING, "the file of the class names is not there", "copy it beside the data, for names in reports"
     ),
+    "unread-part": Code(
+        WARNING, "parts of the set, or features of its records, that training does not read", "none is needed"
+    ),
     "passed-over": Code(
         WARNING,
         "files or folders that are not samples, and are skipped",

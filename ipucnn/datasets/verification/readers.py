@@ -359,6 +359,8 @@ def tfds_samples(survey: Survey, folder: Path) -> SamplesBySubset:
     chosen = {TRAIN: "train" if "train" in splits else None, EVAL: tfds.eval_split(builder)}
     if chosen[EVAL] is None:
         survey.find("no-eval-subset", EVAL, f"its parts: {', '.join(splits)}")
+    for text in itertools.chain(*tfds.unread(builder, (image_key, label_key))):
+        survey.find("unread-part", None, printable(text))
 
     def scan(path: Path, subset: str, _: int) -> Iterator[Union[ScannedRecord, Problem]]:
         return guarded(scan_records(path), subset, printable(path.name), path)
@@ -393,7 +395,7 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
         if not is_right:
             survey.find("checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}")
     labels = range(1, len(survey.class_names) + 1)
-    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, imagenet.scan_shard, labels)
+    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, imagenet.scan_shard, labels, names_cut=True)
     by_subset = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = list(zip(shards_of.get(name, []), sizes.get(name, [])))
@@ -402,9 +404,16 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
 
 
 class _RecordForm(NamedTuple):
-    """The features of records: the names of image and label, the channels of the image, and the labels that are valid;
-    None: the labels are checked as those of other sets.  ``scan`` yields the records of a file, with problems, from its
-    subset and their expected number, or -1.  ``ending`` is in the names of files that can be read."""
+    """What the records of a set are.
+
+    Attributes:
+        image, label, channels: the names of the features of an image and of its class, and the channels of an image.
+        scan: the function that yields the records of a file, with problems, from its subset and its expected number of
+            records, or -1.
+        labels: the valid labels; None: they are checked as those of other sets.
+        ending: what is in the names of files that can be read.
+        names_cut: whether ``scan`` names a file with fewer records than expected as a problem.
+    """
 
     image: str
     label: str
@@ -412,6 +421,7 @@ class _RecordForm(NamedTuple):
     scan: Callable[[Path, str, int], Iterable[Union[ScannedRecord, Problem]]]
     labels: Optional[range] = None
     ending: str = ""
+    names_cut: bool = False
 
 
 def _shards_samples(
@@ -428,7 +438,7 @@ def _shards_samples(
     cut: Set[str] = set()
 
     def report(problem: Problem) -> None:
-        if problem.has_rest:
+        if problem.has_rest and form.names_cut:
             cut.add(problem.name)
         if problem.code == "checksum":
             survey.check(_RECORDS, False)
