@@ -1,14 +1,17 @@
 """Data sets in the format of TensorFlow Datasets, written here by TFDS."""
 
+import io
 import json
+import subprocess
 import sys
-import weakref
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
+from support.data_sets import encode
 from support.refusals import check_raises
 from support.streams import RAW
 
@@ -16,6 +19,7 @@ from ipucnn.datasets import limits
 from ipucnn.datasets.classes import undivided
 from ipucnn.datasets.pipeline import Stream, eval_batches, train_batches
 from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources import tfds as tfds_reader
 from ipucnn.datasets.verification import verify
 from ipucnn.errors import DataError, MissingError
 from ipucnn.events import show
@@ -228,7 +232,7 @@ def test_a_damaged_set_is_an_error(tmp_path):
     folder = tmp_path / "mnist" / "3.0.1"
     shard = next(file for file in folder.iterdir() if "train" in file.name)
     shard.write_bytes(shard.read_bytes()[:-20])
-    check_raises(DataError, "cannot read mnist", "", open_dataset, choose(None, tmp_path))
+    check_raises(DataError, "record 3 at byte", "again", open_dataset, choose(None, tmp_path))
     (folder / "dataset_info.json").write_text("{")
     check_raises(DataError, "cannot read mnist", "", open_dataset, choose(None, tmp_path))
 
@@ -253,29 +257,46 @@ def test_a_set_too_large_for_memory_is_refused(prepared, monkeypatch):
     assert "tfds:mnist needs " in error.message
 
 
-def test_images_are_held_in_memory_once(prepared, monkeypatch):
-    """A batch is released once its images are in the array."""
-    held = []
+def test_images_are_held_in_memory_once():
+    """The encoded form of an image is released once it is decoded."""
+    images = [image_of(k, (5, 7, 3)) for k in range(4)]
+    data = [encode(image) for image in images]
+    np.testing.assert_array_equal(tfds_reader._decoded(data, (5, 7, 3), "set"), images)
+    assert data == [b""] * 4
+    check_raises(
+        DataError,
+        "9x9 pixels, not 5x7",
+        "",
+        tfds_reader._decoded,
+        [encode(image_of(1, (9, 9, 3)))],
+        (5, 7, 3),
+        "s",
+    )
 
-    class Batches:
-        def __init__(self, split):
-            self.count = 21 if split == "train" else 6
 
-        def map(self, _):
-            return self
+@pytest.mark.parametrize("shape", [(28, 28, 1), (None, None, 3)])
+def test_images_and_classes_are_those_that_tfds_reads(tmp_path, shape):
+    write(tmp_path, "some", shape=shape, splits=(("train", 21), ("test", 6)))
+    source = open_dataset(choose("tfds:some", tmp_path))
+    builder = tfds.builder_from_directory(str(tmp_path / "some" / "3.0.1"))
+    for split, examples in (("train", source.train), ("test", source.eval)):
+        rows = list(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator())
+        assert [row["label"] for row in rows] == examples.labels.tolist() and len(rows) == len(examples)
+        for number, row in enumerate(rows):
+            if shape[0] is None:
+                with Image.open(io.BytesIO(examples.data[number])) as image:
+                    np.testing.assert_array_equal(np.asarray(image), row["image"])
+            else:
+                np.testing.assert_array_equal(examples.images[number], row["image"])
 
-        def batch(self, _):
-            return self
 
-        def as_numpy_iterator(self):
-            batches = []
-            for k in range(self.count):
-                images = np.full((1, 28, 28, 1), k, np.uint8)
-                batches.append(weakref.ref(images))
-                yield images, np.array([k % 3])
-                del images
-                held.append(sum(batch() is not None for batch in batches))
-
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "as_dataset", lambda builder, split, **_: Batches(split))
-    train = open_dataset(choose("tfds:mnist", prepared)).train
-    assert train.images[:, 0, 0, 0].tolist() == list(range(21)) and max(held) == 0
+def test_reading_a_set_imports_no_tensorflow(tmp_path):
+    """A run sets the threads, devices and flags of TensorFlow before its import, and knows them after the data."""
+    write(tmp_path, "some", splits=(("train", 12), ("test", 4)))
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ipucnn.datasets.registry import choose_dataset, open_dataset\n"
+        "choice = choose_dataset('tfds:some', Path('.'), home='mnist', task='classification')\n"
+        "print(len(open_dataset(choice).train), 'tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=str(tmp_path), stdout=subprocess.PIPE, check=True)
+    assert done.stdout.split() == [b"12", b"False"]

@@ -6,11 +6,11 @@ images have one size, else as encoded bytes.  Sets that take more than half of t
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
-from ipucnn.aliases import TfDataset, TfdsBuilder
+from ipucnn.aliases import TfdsBuilder
 from ipucnn.datasets.base import (
     ArrayExamples,
     DataSource,
@@ -19,11 +19,13 @@ from ipucnn.datasets.base import (
     data_source,
 )
 from ipucnn.datasets.formats import base_name
+from ipucnn.datasets.forms import displayed, opened
 from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.errors import DataError, MissingError, UserError
+from ipucnn.events import Progress, emit
 from ipucnn.filesystem import shown, user_error_of
 
-READ_BATCH = 1024
 EVAL_SPLITS = ("validation", "val", "valid", "test")
 """Names of splits for evaluation, in the order of folders of images: ``test`` serves only if nothing else does.
 
@@ -179,17 +181,14 @@ def _choice(builder: TfdsBuilder, keys: Sequence[str]) -> str:
     return "; ".join(words)
 
 
-def _splits(builder: TfdsBuilder, name: str) -> Tuple[str, str, str]:
-    """Returns the training and evaluation splits, and a line if a part of the training split is for evaluation."""
-    available, split = builder.info.splits, eval_split(builder)
+def _eval_split_of(builder: TfdsBuilder, name: str) -> Optional[str]:
+    """Returns the split for evaluation of a set that can be trained on; None if a part of training serves as one."""
+    available = builder.info.splits
     if "train" not in available:
         raise DataError(
             f"data set {name} has no part 'train': it has {', '.join(available) or 'none'}", _OTHER_HINT
         )
-    if split is not None:
-        return "train", split, ""
-    warning = f"{name} has no part for evaluation: the last 10 % of train serve as one"
-    return "train[:90%]", "train[90%:]", warning
+    return eval_split(builder)
 
 
 def open_tfds(name: str, folder: Path) -> DataSource:
@@ -199,30 +198,42 @@ def open_tfds(name: str, folder: Path) -> DataSource:
         MissingError: tensorflow-datasets is not installed.
         DataError: the set is damaged, is no 8-bit image classification set, or takes more than half of the memory.
     """
-    tfds = _import_tfds()
     builder, *keys = open_builder(name, folder)
     shape = tuple(builder.info.features[keys[0]].shape)
     one_size = None not in shape
     parts: List[Examples] = []
     try:
-        *splits, divided = _splits(builder, name)
-        stored = [builder.info.splits[s] for s in {split.split("[")[0] for split in splits}]
+        split = _eval_split_of(builder, name)
+        stored = [builder.info.splits[s] for s in filter(None, ("train", split))]
         needed = sum(s.num_examples * int(np.prod(shape)) if one_size else s.num_bytes for s in stored)
         hint = "store it as an image folder, DIR/{train,val}/CLASS/*, and pass --dataset DIR"
         check_memory(needed, f"data set {name}", hint)
-        for split in splits:
-            read = _read_arrays if one_size else _read_encoded
-            parts.append(read(builder, tfds, split, (keys[0], keys[1]), name))
-            if len(parts[-1]) == 0:
-                raise DataError(f"data set {name} has no images in '{split}'", "prepare the data set again")
-            if parts[-1].labels.min() < 0:
-                raise DataError(f"data set {name} has images without a class in '{split}'", _OTHER_HINT)
+        for part in filter(None, ("train", split)):
+            data, labels = _read_split(builder, part, (keys[0], keys[1]), name)
+            if len(data) == 0:
+                raise DataError(f"data set {name} has no images in '{part}'", "prepare the data set again")
+            if labels.min() < 0:
+                raise DataError(f"data set {name} has images without a class in '{part}'", _OTHER_HINT)
+            origin = f"{name} ({part})"
+            parts.append(
+                ArrayExamples(_decoded(data, shape, origin), labels)
+                if one_size
+                else EncodedExamples(tuple(data), labels, origin)
+            )
+        if split is None:
+            whole, end = parts[0], round(0.9 * len(parts[0]))
+            parts = [whole.subset(np.arange(end)), whole.subset(np.arange(end, len(whole)))]
+            if not all(map(len, parts)):
+                raise DataError(
+                    f"data set {name} has one image alone, and none can be held out", "choose another"
+                )
     except DataError:
         raise
     except Exception as error:  # for example, damaged records or a missing shard
         raise _cannot_read(name, folder, error) from error
     train, evaluation = parts
     choice = _choice(builder, keys)
+    divided = "" if split else f"{name} has no part for evaluation: the last 10 % of train serve as one"
     return data_source(
         train,
         evaluation,
@@ -238,46 +249,48 @@ def open_tfds(name: str, folder: Path) -> DataSource:
     )
 
 
-def _as_dataset(
-    builder: TfdsBuilder,
-    tfds: ModuleType,
-    split: str,
-    keys: Tuple[str, str],
-    decoders: Optional[Dict[str, object]] = None,
-) -> TfDataset:
-    """Returns image and class of each example."""
-    # One file after the other, for the stored order, which is the same on every machine.
-    config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-    options = {"shuffle_files": False, "read_config": config, "decoders": decoders}
-    return builder.as_dataset(split=split, **options).map(lambda example: tuple(example[key] for key in keys))
+def _read_split(
+    builder: TfdsBuilder, split: str, keys: Tuple[str, str], name: str
+) -> Tuple[List[bytes], np.ndarray]:
+    """Reads the encoded images and the classes of a split, in the stored order.
 
-
-def _read_arrays(
-    builder: TfdsBuilder, tfds: ModuleType, split: str, keys: Tuple[str, str], name: str
-) -> Examples:
-    info = builder.info
-    images: np.ndarray = np.empty((info.splits[split].num_examples, *info.features[keys[0]].shape), np.uint8)
-    labels: np.ndarray = np.empty(len(images), np.int32)
-    count = 0
-    for image_batch, label_batch in (
-        _as_dataset(builder, tfds, split, keys).batch(READ_BATCH).as_numpy_iterator()
-    ):
-        end = count + len(label_batch)
-        if end > len(images):
+    TFDS would import TensorFlow for it, which then could not be told the threads and devices of a run.
+    """
+    info, (image, label) = builder.info.splits[split], keys
+    data: List[bytes] = []
+    labels: List[int] = []
+    for path in (Path(str(path)) for path in info.filepaths):
+        if ".tfrecord" not in path.name:
             raise DataError(
-                f"data set {name} has more images in '{split}' than its description says",
-                "prepare the data set again",
+                f"data set {name} is stored in {shown(path)}, which is no TFRecord file",
+                "prepare it again with file_format='tfrecord'",
             )
-        images[count:end], labels[count:end] = image_batch, label_batch
-        count = end
-        del image_batch, label_batch
-    return ArrayExamples(images[:count], labels[:count])
+        for number, at, _, _ in scan_records(path):
+            features = read_example(str(path), number, at, {image: bytes, label: int})
+            data.append(features[image])  # type: ignore[arg-type]
+            labels.append(features[label])  # type: ignore[arg-type]
+            emit(Progress(f"reading {name}", len(data), info.num_examples))
+    if len(data) != info.num_examples:
+        raise DataError(
+            f"data set {name} has {len(data):,} images in '{split}', and its description says {info.num_examples:,}",
+            "prepare the data set again",
+        )
+    return data, np.array(labels, np.int32)
 
 
-def _read_encoded(
-    builder: TfdsBuilder, tfds: ModuleType, split: str, keys: Tuple[str, str], name: str
-) -> Examples:
-    dataset = _as_dataset(builder, tfds, split, keys, {keys[0]: tfds.decode.SkipDecoding()})
-    pairs = list(dataset.as_numpy_iterator())
-    labels: np.ndarray = np.array([label for _, label in pairs], np.int32)
-    return EncodedExamples(tuple(data for data, _ in pairs), labels, f"{name} ({split})")
+def _decoded(data: List[bytes], shape: Tuple[int, int, int], origin: str) -> np.ndarray:
+    """Decodes images of one size as viewers show them, and releases their encoded form.
+
+    Returns:
+        uint8 [n, height, width, channels].
+    """
+    images: np.ndarray = np.empty((len(data), *shape), np.uint8)
+    for number in range(len(data)):
+        name = f"image {number} of {origin}"
+        with opened(data[number], name) as file:
+            pixels = np.asarray(displayed(file.page(), name, shape[-1]))
+        if pixels.shape[:2] != shape[:2]:
+            size = "x".join(map(str, pixels.shape[:2]))
+            raise DataError(f"{name} has {size} pixels, not {shape[0]}x{shape[1]}", "prepare the set again")
+        images[number], data[number] = pixels.reshape(shape), b""
+    return images
