@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from poplar_double import installed
 from support.data_sets import write_class_folders
@@ -202,6 +203,20 @@ def test_python_api_trains_plans_and_loads_the_own_network(lightly):
     assert len(plan.splits) == 1 and plan.verdict == "fits" and "no model of" not in str(plan.assumed)
 
 
+def test_a_plan_of_a_network_that_has_changed_is_said_to_be_of_another(run, succeeds):
+    name = write(SMALL_NETWORK)
+    size = ("--dataset", "digits", "--micro-batch-size", 4, "--gradient-accumulation-count", 4)
+    succeeds("plan-splits", name, "--stages", 2, *size, "--save", "plan.yml")
+    plan = ("train", name, "--plan", "plan.yml", *size, "--dry-run", "--json")
+    given = json.loads(succeeds(*plan)[0])["program"]["splits_from"]
+    assert given == "plan plan.yml"
+    write(SMALL_NETWORK.replace("layers.Conv2D(4,", "layers.Conv2D(6,"))
+    given = json.loads(succeeds(*plan)[0])["program"]["splits_from"]
+    weights = yaml.safe_load(Path("plan.yml").read_text())["stages"]
+    count = sum(stage["num_parameters"] for stage in weights)
+    assert f"which was made for a network of {count:,} weights" in given and "isn't this run" in given
+
+
 def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, succeeds):
     auto = ("--pipeline-splits", "auto", "--ipus-per-replica", 2, "--gradient-accumulation-count", 4)
     train = tuple(word for word in SHORT if word not in ("--global-batch-size", 16))
@@ -285,16 +300,18 @@ def test_assumptions_without_a_data_set_are_printed_before_the_build(short_bench
     assert both in err
     # A plan names them once, among all that it assumes; typed values are not assumed.
     images, classes = "input 224x224x3, as no data set is named", "1,000 classes, as no data set is named"
+    channels = "3 channels, as planning looks at no files (grey images: --dataset digits)"
     for typed, left in (
         ((), {images, classes}),
         (("--classes", 5), {images}),
-        (("--image-size", 32), {classes}),
+        (("--image-size", 32), {classes, channels}),
         (("--dataset", "digits"), set()),
-        (("--image-size", 32, "--classes", 5), set()),
+        (("--dataset", "digits", "--image-size", 32), set()),
+        (("--image-size", 32, "--classes", 5), {channels}),
     ):
         out, err = succeeds("plan-splits", name, "--stages", 2, *typed, "--json", columns=400)
         assumed = json.loads(out)["assumed"]
-        assert "assumed" not in err and {images, classes} & set(assumed) == left, (typed, assumed)
+        assert "assumed" not in err and {images, classes, channels} & set(assumed) == left, (typed, assumed)
         assert {"micro-batch 1", "optimizer sgd", "1 replica"} <= set(assumed)
 
 

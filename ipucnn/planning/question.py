@@ -369,6 +369,8 @@ def _input(resolved: Resolved, classes: Optional[int]) -> Tuple[Tuple[int, int, 
         )
     if config.image_size is not None:
         shape = (*config.image_size, shape[2])
+        if record.own is not None and record.own.input_shape[2] is None and not (is_known and known):
+            assumed = f"{shape[2]} channels, as planning looks at no files (grey images: --dataset digits)"
     elif not is_known:
         raise ConfigurationError(
             f"--dataset {name}: planning looks at no files, and the size of its images isn't known without",

@@ -205,7 +205,26 @@ def splits_of_run(
     if not splits:
         splits, origin = choose_splits(model, resolved.record.name, layout, resolved.config)
     check_splits(splits, [layer.name for layer in model.layers], resolved.record.name)
-    return splits, origin
+    return splits, origin + _other_network(resolved, model)
+
+
+def _other_network(resolved: Resolved, model: "KerasModel") -> str:
+    """Returns words about a plan of a user's network that has changed since, in its weights or multiplications."""
+    plan, shape = resolved.plan, tuple(model.inputs[0].shape[1:])
+    if resolved.record.own is None or not isinstance(plan, PipelinePlan):
+        return ""
+    from ipucnn.planning.graphs.keras_graph import graph_of
+
+    layers = graph_of(model, resolved.record.name).layers
+    here = sum(layer.num_parameters for layer in layers), sum(layer.macs for layer in layers)
+    then = sum(stage.num_parameters for stage in plan.stages), sum(stage.macs for stage in plan.stages)
+    # Of other images and classes `plan_differences` tells.
+    if here == then or (tuple(plan.input_shape), plan.num_classes) != (shape, model.outputs[0].shape[-1]):
+        return ""
+    return (
+        f", which was made for a network of {then[0]:,} weights and {then[1]:,} MACs, and this one has {here[0]:,} and "
+        f"{here[1]:,}: what it predicts isn't this run"
+    )
 
 
 def _known_graph(resolved: Resolved) -> Optional[LayerGraph]:
