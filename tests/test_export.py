@@ -537,6 +537,25 @@ def test_the_64_bit_network_equals_the_network():
     assert exact.dtype == np.float64 and 0 < np.abs(exact - single).max() <= 1e-5 * exact.std()
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 has no group norm")
+def test_the_rounding_of_other_layers_counts_only_if_they_compute_the_same():
+    """Keras's group norm subtracts two large numbers for images that are almost constant."""
+    images = (100 + RNG.standard_normal((4, 16, 16, 3))).astype(np.float32)
+    record = get_model("cifar_resnet8")
+    model = build_model(record, BuildOptions((16, 16, 3), 5, norm="group"))
+    exact = in_64_bits(model)(images.astype(np.float64)).numpy()
+    samples = verification.Samples(images, np.asarray(model(images)), exact, "here")
+    stock = stock_model(model, keras.Input((16, 16, 3), name="images"), all_of_them=True)
+    rounding = verification.rounding_of(stock, samples)
+    expected = np.abs(np.asarray(stock(images), np.float64) - exact).max() / exact.std()
+    assert rounding == pytest.approx(expected, rel=1e-6) and rounding > 0
+    assert verification.limits(32, 1e-6, 1e-4) == (1e-3, 0.0)
+    layer = next(one for one in stock.layers if type(one).__name__ == "GroupNormalization")
+    layer.set_weights([weights * (1 + 1e-6) for weights in layer.get_weights()])
+    assert verification.rounding_of(stock, samples) == 0
+    assert verification.rounding_of(stock, replace(samples, exact=None)) == 0
+
+
 def with_other_weights(*arguments, **options):
     """Changes one weight in each layer by a thousandth."""
     stock = stock_model(*arguments, **options)

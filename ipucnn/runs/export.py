@@ -45,9 +45,11 @@ from ipucnn.runs.sources import IMAGENET, WeightsArgument
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.verification import (
     RunBatch,
+    Samples,
     calibration_images,
     exact_network,
     remedy,
+    rounding_of,
     take_samples,
     verify,
 )
@@ -110,11 +112,11 @@ def export_run(request: ExportRequest) -> Events[PlainDict]:
     def write(folder: Path) -> None:
         emit(Began("writing the network"))
         with _converting(request):
-            file, run = _write_network(request, trained, model, folder, calibration)
+            file, run, rounding = _write_network(request, trained, model, folder, calibration, samples)
         record.update(_describe(request, trained, folder, file))
         record["calibration_images"] = None if calibration is None else len(calibration)
         emit(Began("verifying what was written, in a process of its own"))
-        record["verification"] = verify(record, file, samples, run)
+        record["verification"] = verify(record, file, replace(samples, rounding=rounding), run)
         _write_json(folder / LABELS, record["setup"]["class_names"])
         _write_json(folder / INPUT, record["input"])
         _write_json(folder / RECORD, record)
@@ -205,14 +207,17 @@ def _write_network(
     model: KerasModel,
     folder: Path,
     calibration: Optional[np.ndarray],
-) -> Tuple[Path, Optional[RunBatch]]:
+    samples: Samples,
+) -> Tuple[Path, Optional[RunBatch], float]:
     """Writes the network below ``folder``.
 
     Args:
         calibration: the inputs, [n, height, width, channels], that give the ranges of 8-bit integers; None for float32.
+        samples: the samples of the verification.
 
     Returns:
-        The path of the file, or of the SavedModel's folder; and for an IPU the function that runs the program.
+        The path of the file, or of the SavedModel's folder; for an IPU the function that runs the program; and for
+        Keras's layers ``verification.rounding_of`` the samples, else 0.
     """
     from tensorflow import keras
 
@@ -225,7 +230,7 @@ def _write_network(
         session = create_session(IPU, verbose=request.verbose, config=replace(trained.config, device=IPU))
         assert isinstance(session, PoplarSession)
         path = folder / "1"
-        return path, session.write_program(model, path, request.batch, request.output_name)
+        return path, session.write_program(model, path, request.batch, request.output_name), 0.0
     inputs = keras.Input(
         trained.input_shape, batch_size=request.batch, name=INPUT_NAME, dtype=request.input_type
     )
@@ -237,8 +242,9 @@ def _write_network(
         probabilities=request.probabilities,
     )
     if request.form == TFLITE:
-        return _write_tflite(request, stock, folder, calibration), None
-    return WRITERS[request.form](request, stock, folder), None
+        return _write_tflite(request, stock, folder, calibration), None, 0.0
+    rounding = rounding_of(stock, samples) if request.form == KERAS else 0.0
+    return WRITERS[request.form](request, stock, folder), None, rounding
 
 
 def _function(request: ExportRequest, stock: KerasModel) -> TfFunction:

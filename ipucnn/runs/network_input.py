@@ -145,7 +145,9 @@ def compared_with(verified: PlainDict) -> str:
     """Returns in words the reference that the outputs of an export were compared with."""
     if verified["session_relative"] is None:
         return "the run's own session"
-    return f"a 64-bit computation (the run's own session: {verified['session_relative']:.2g})"
+    rounding = verified.get("rounding")
+    more = f"; in Keras's layers 32 bits round {rounding:.2g}" if rounding else ""
+    return f"a 64-bit computation (the run's own session: {verified['session_relative']:.2g}{more})"
 
 
 def allowed_difference(verified: PlainDict) -> str:
