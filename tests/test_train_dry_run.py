@@ -19,6 +19,8 @@ from support.trained_runs import train
 
 from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import resolve
+from ipucnn.datasets.base import DatasetInfo
+from ipucnn.datasets.images import conversions
 from ipucnn.datasets.repeated import trained_and_evaluated
 from ipucnn.reports.dry_run import draw_schedule, schedule_curve
 from ipucnn.runs.setup import learning_rates
@@ -95,6 +97,15 @@ def test_patience_of_a_preset_is_no_error_without_validations(here, run):
     words = "--dataset digits --config mine --config-path m.yml --no-validation --dry-run"
     code, _, err = run("train", "toy_model", *words.split())
     assert code == 0 and "cannot end" not in err
+
+
+@pytest.mark.parametrize("patchwise", [True, False], ids=["data", "facts of a checkpoint"])
+def test_no_image_with_masks_is_cut_to_its_centre(patchwise):
+    facts = dict(num_classes=2, image_shape=(None, None, 1), num_train=1, num_eval=1, class_names=("a", "b"))
+    info = DatasetInfo(
+        "x", "segmentation", **facts, location="", mean=(0.0,), std=(1.0,), patchwise=patchwise
+    )
+    assert conversions(info, (284, 284, 1)) == []
 
 
 def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):

@@ -156,7 +156,7 @@ def conversions(info: DatasetInfo, input_shape: Tuple[int, int, int], augments: 
     """
     height, width, channels = input_shape
     lines = []
-    if info.image_shape[0] is None and not info.patchwise:
+    if info.image_shape[0] is None and info.task == "classification":
         share = 100 / crop_of_evaluation(info, input_shape)[1]
         lines.append(
             ("evaluation" if augments else "the network")

@@ -344,7 +344,9 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     pages = partial(_read_again, path, channels, max_pixels, sizes)
     is_volume = is_volume_name(path)
     stack = read_stack(data, len(sizes)) if is_volume else NO_STACK
-    return PageSource(printable(path), is_volume, sizes, pages, orientation, stack, tuple(remarks))
+    return PageSource(
+        printable(path), is_volume, sizes, pages, orientation, stack, (*remarks, *stack.remarks)
+    )
 
 
 def _read_again(

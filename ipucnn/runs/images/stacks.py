@@ -27,6 +27,18 @@ _KEPT = (
 )
 """ImageJ's keys that describe axes and sizes, in the order in which it writes them; others are about the display."""
 _IMAGEJ_AXES = ("T", "Z", "C")
+_MICROMETRES = {
+    "pm": 1e-6,
+    "\u00c5": 1e-4,
+    "nm": 1e-3,
+    "\u00b5m": 1.0,
+    "um": 1.0,
+    "mm": 1e3,
+    "cm": 1e4,
+    "m": 1e6,
+}
+_SECONDS = {"ns": 1e-9, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+"""Units of OME-XML: https://www.openmicroscopy.org/Schemas/Documentation/Generated/OME-2016-06/ome_xsd.html."""
 _NO_UNIT = 1
 
 
@@ -37,11 +49,13 @@ class Stack(NamedTuple):
         resolution: pixels per unit in x and y; None if the file does not say it.
         resolution_unit: TIFF's number of the unit of ``resolution``: 1 none (or ImageJ's unit), 2 inch, 3 centimetre.
         imagej: ImageJ's keys and values, beside the number of pages; empty if the file has no axes and no unit.
+        remarks: what the results do not keep, words after "images have".
     """
 
     resolution: Optional[Tuple[Fraction, Fraction]] = None
     resolution_unit: int = _NO_UNIT
     imagej: Tuple[Tuple[str, str], ...] = ()
+    remarks: Tuple[str, ...] = ()
 
     def tags(self, num_pages: int, is_first: bool) -> Dict[str, Any]:
         """Returns Pillow's options for saving a page of a result."""
@@ -105,15 +119,20 @@ def _text(value: object) -> str:
 
 def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: int) -> Stack:
     pixels = next(node for node in ElementTree.fromstring(description).iter() if node.tag.endswith("}Pixels"))
-    sizes = {axis: pixels.get(f"PhysicalSize{axis}") for axis in "XYZ"}
-    units = {axis: pixels.get(f"PhysicalSize{axis}Unit", "\u00b5m") for axis in "XYZ"}
+    unit, remarks = pixels.get("PhysicalSizeXUnit", "\u00b5m"), []
+    sizes = {axis: _length(pixels, axis, unit) for axis in "XYZ" if pixels.get(f"PhysicalSize{axis}")}
     resolution, kept = None, {}
-    if sizes["X"] and sizes["Y"] and units["X"] == units["Y"]:
+    if sizes.get("X") and sizes.get("Y"):
         x, y = (Fraction(1 / float(sizes[axis] or 0)).limit_denominator(10**6) for axis in "XY")
         resolution = (x, y)
-        kept["unit"] = units["X"]
-        if sizes["Z"] and units["Z"] == units["X"]:
-            kept["spacing"] = str(sizes["Z"])
+        kept["unit"] = unit
+        if sizes.get("Z"):
+            kept["spacing"] = f"{sizes['Z']:.9g}"
+    if None in sizes.values() or (sizes and resolution is None):
+        remarks.append("a pixel size in one direction alone or in an unknown unit, which the results lack")
+    if pixels.get("TimeIncrement") and pixels.get("TimeIncrementUnit", "s") in _SECONDS:
+        seconds = float(pixels.get("TimeIncrement", 0)) * _SECONDS[pixels.get("TimeIncrementUnit", "s")]
+        kept["finterval"] = f"{seconds:.9g}"
     counts = {axis: count for axis, count in zip(axes, shape) if axis not in "YXS"}
     order = [axis for axis in _IMAGEJ_AXES if axis in counts]
     total = math.prod(counts.values())
@@ -127,4 +146,15 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
             "hyperstack": "true",
             **kept,
         }
-    return Stack(resolution, _NO_UNIT, tuple(kept.items()))
+    elif len(counts) > 1:
+        lost = "".join(counts)
+        remarks.append(f"axes {lost}, and the results have plain pages in this order: ImageJ's axes are TZC")
+    return Stack(resolution, _NO_UNIT, tuple(kept.items()), tuple(remarks))
+
+
+def _length(pixels: ElementTree.Element, axis: str, unit: str) -> Optional[float]:
+    """Returns OME's size of a pixel along an axis in a unit; None if one of the two units is not known."""
+    size, own = float(pixels.get(f"PhysicalSize{axis}", 0)), pixels.get(f"PhysicalSize{axis}Unit", "\u00b5m")
+    if own == unit:
+        return size
+    return size * _MICROMETRES[own] / _MICROMETRES[unit] if {own, unit} <= _MICROMETRES.keys() else None
