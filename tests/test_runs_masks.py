@@ -24,10 +24,12 @@ from ipucnn.datasets.problems import IS_STRETCHED
 from ipucnn.datasets.segmentation.membranes import draw_tissue, open_membranes
 from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import print_evaluation
+from ipucnn.reports.infer import print_masks
 from ipucnn.reports.sheets import PanelSheet
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
+from ipucnn.runs.infer import Masks
 from ipucnn.runs.records import Evaluation
 from ipucnn.runs.sources import WeightsArgument
 from ipucnn.runs.trained import open_trained
@@ -338,6 +340,30 @@ def test_masks_may_be_written_beside_training_data(trained, run, tmp_path):
 def test_network_name_with_its_checkpoint(trained, run, tmp_path):
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     assert run("infer", "unet", "--checkpoint", trained, "x.png", "--output", "o")[0] == 0
+
+
+def test_pages_of_several_sizes_and_images_of_a_set_are_told_apart(capsys):
+    row = dict(
+        image="x.tif", pages=4, height=9, width=8, share=0.5, shares={"a": 0.5, "b": 0.5}, files={"mask": "m"}
+    )
+    sizes, names = [[9, 8], [7, 7]], [f"[{k}].png" for k in range(5)]
+    print_masks(
+        Masks("b", 0.5, 0, [row, {**row, "sizes": sizes}, {**row, "image": "set/eval", "page_names": names}])
+    )
+    out = capsys.readouterr().out
+    assert out.count(" 9x8 ") == 2 and out.count(" several ") == 1
+    assert "set/eval has, in this order: [0].png, [1].png, ... [4].png (--json has all)" in out
+
+
+@pytest.mark.slow
+def test_a_split_has_a_page_for_each_image_and_says_which(trained, run, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs", squares())
+    code, out, _ = run("infer", trained, "--split", "train", "--dataset", pairs, "--output", "p", "--json")
+    (row,) = json.loads(out)["results"]
+    assert code == 0 and row["pages"] == len(row["page_names"]) > 1
+    for name, page in zip(row["page_names"], read_pages(tmp_path / "p" / "imagemasks-train-mask.tif")):
+        with Image.open(str(tmp_path / "pairs" / name)) as image:
+            assert (image.height, image.width) == page.shape
 
 
 @pytest.mark.slow

@@ -116,10 +116,19 @@ def print_masks(done: Masks) -> None:
     rows = []
     for row in done.results:
         each = ", ".join(f"{name} {share:.1%}" for name, share in list(row["shares"].items())[1:])
-        cells = [row["image"], str(row["pages"]), f"{row['height']}x{row['width']}"]
+        cells = [
+            row["image"],
+            str(row["pages"]),
+            "several" if "sizes" in row else f"{row['height']}x{row['width']}",
+        ]
         rows.append([*cells, f"{row['share']:.1%}" if is_binary else each, row["files"]["mask"]])
     columns = {"image": TEXT, "pages": NUMBER, "size": NUMBER, **share, "mask": TEXT}
     console(sys.stdout).print(text_table(columns, rows))
+    for row in done.results:
+        if "page_names" in row:
+            names = row["page_names"]
+            names = names if len(names) < 4 else [names[0], names[1], f"... {names[-1]} (--json has all)"]
+            console(sys.stdout).print(f"{row['image']} has, in this order: {', '.join(names)}", markup=False)
 
 
 def speed_line(done: Masks) -> str:

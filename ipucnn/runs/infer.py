@@ -13,7 +13,7 @@ import numpy as np
 
 from ipucnn.aliases import PlainDict, Tensor
 from ipucnn.config.options import RunConfig
-from ipucnn.datasets.base import IN_MEMORY, Examples
+from ipucnn.datasets.base import IN_MEMORY, Examples, MaskedExamples
 from ipucnn.datasets.formats import pair_folders
 from ipucnn.datasets.problems import remark_lines
 from ipucnn.errors import ConfigurationError, DataError
@@ -277,7 +277,8 @@ class Masks:
 
     Attributes:
         results: per input ``image``, ``pages``, ``height`` and ``width`` (of its first page), ``share`` of the pixels
-            that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind.
+            that are ``shown_name``, ``shares`` of each class by its name, and ``files`` by kind; ``sizes`` of pages
+            that differ, and ``page_names`` of those of a data set.
         shown_name: for two classes, the class that reports count and colour; for more, "foreground": all but class 0.
         num_failed: inputs that could not be read.
         num_pages, wall_s: segmented pages, and the seconds taken without building the network and writing files.
@@ -401,6 +402,8 @@ class _Segmented:
         highest = probabilities[0] if self._classes.is_binary else np.max(probabilities, axis=0)
         pages = len(self.source.sizes)
         name = self.source.name.rpartition("/")[2] + (f", page {number + 1} of {pages}" if pages > 1 else "")
+        if self.source.page_names:
+            name = self.source.page_names[number]
         return SegmentedImage(name, image, predicted, self._classes, probability=highest)
 
     def finish(self) -> PlainDict:
@@ -411,9 +414,12 @@ class _Segmented:
         names, (height, width) = self._classes.names, self.source.sizes[0]
         shares = dict(zip(names, (self._counts / self._counts.sum()).tolist()))
         share = shares[names[self._classes.shown]] if self._classes.is_binary else 1.0 - shares[names[0]]
+        sizes = [list(map(int, size)) for size in source.sizes]
         return {
             "image": self.source.name,
             "pages": len(self.source.sizes),
+            **({"page_names": list(source.page_names)} if source.page_names else {}),
+            **({"sizes": sizes} if any(size != sizes[0] for size in sizes) else {}),
             "height": int(height),
             "width": int(width),
             "orientation": self.source.orientation,
@@ -449,7 +455,8 @@ def _open_all(
     if subset is not None:
         examples = _examples(trained, subset)
         assert isinstance(examples, IN_MEMORY)  # as in all data sets with masks
-        return [(0, array_pages(f"{trained.source.info.name}/{subset}", list(examples.images)))], 0
+        names = examples.names if isinstance(examples, MaskedExamples) else ()
+        return [(0, array_pages(f"{trained.source.info.name}/{subset}", list(examples.images), names))], 0
     readable: List[Tuple[int, PageSource]] = []
     for number, path in enumerate(paths):
         try:

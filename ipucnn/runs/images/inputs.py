@@ -302,6 +302,7 @@ class PageSource:
         stack: pixel size and axes, which results keep.
         orientation: value of the orientation tag of the first page, which was applied; 1 if there was nothing to turn.
         remarks: what is to be said about its pages; see :func:`ipucnn.datasets.forms.remarks_on_page`.
+        page_names: the names of the files of a data set that are its pages; empty for a file.
     """
 
     name: str
@@ -311,6 +312,7 @@ class PageSource:
     orientation: int = 1
     stack: Stack = NO_STACK
     remarks: Tuple[str, ...] = ()
+    page_names: Tuple[str, ...] = ()
 
 
 def is_volume_name(path: str) -> bool:
@@ -318,9 +320,10 @@ def is_volume_name(path: str) -> bool:
     return path.lower().endswith(VOLUME_ENDINGS)
 
 
-def array_pages(name: str, images: Sequence[np.ndarray]) -> PageSource:
-    """Returns the images of a set in memory, uint8 [h, w, c] each, as a volume."""
-    return PageSource(name, True, tuple(image.shape[:2] for image in images), lambda: iter(images))
+def array_pages(name: str, images: Sequence[np.ndarray], names: Sequence[str] = ()) -> PageSource:
+    """Returns the images of a set in memory, uint8 [h, w, c] each, as a volume; ``names`` are their files, if any."""
+    sizes = tuple(image.shape[:2] for image in images)
+    return PageSource(name, True, sizes, lambda: iter(images), page_names=tuple(map(printable, names)))
 
 
 def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PageSource:
