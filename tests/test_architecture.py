@@ -171,7 +171,7 @@ BUDGET = {
     "models": (3530, 2740),
     "planning": (5115, 3910),
     "reports": (3900, 3105),
-    "runs": (7255, 5600),
+    "runs": (7265, 5605),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
     "modules at the top": (2610, 2090),
