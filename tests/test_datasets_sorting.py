@@ -892,8 +892,16 @@ def test_lists_beside_class_folders_are_said_to_be_unread():
     assert not any("lists" in line for line in source.info.warnings)
     write("set/train.txt", *names[:9]), write("set/test.txt", *names[9:])
     (line,) = [line for line in opened("set", "classification").info.warnings if "lists" in line]
+    assert "without an image" not in line
     assert "set/test.txt and set/train.txt list the images of parts" in line
     assert "3 in test/ and 9 in train/: python -m ipucnn.datasets.sorting lists set-parts set" in line
+
+
+def test_rows_of_lists_without_an_image_are_counted():
+    names = by_class()
+    write("set/train.txt", *names[:9], "cat/animal_99.png"), write("set/test.txt", *names[9:11])
+    hint = refused("set", "classification")
+    assert "9 in train/, without 1 image in none of them; 1 row without an image: " in hint
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def _rows(path: Path) -> List[List[str]]:
     """
     text = read_text(path, _MOST_TABLE_BYTES)
     if path.suffix.lower() == ".jsonl":
-        objects = [load_record(line) for line in text.splitlines() if line.strip()]
+        objects = [load_record(line) for line in text.split("\n") if line.strip()]
         if not all(isinstance(one, dict) for one in objects):
             raise DataError(f"{shown(path)} has a line that is no object", "write an object in each line")
         keys = [*dict.fromkeys(key for one in objects for key in one)]
@@ -500,10 +500,11 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
 
 
 class _Listed(NamedTuple):
-    """The images of parts, as lists beside them have them: the lists, and image -> its part."""
+    """The images of parts, as lists beside them have them: the lists, image -> part, and the rows without an image."""
 
     lists: List[Path]
     parts: Dict[Path, str]
+    num_others: int
 
 
 def _cells_in(table: Path) -> List[List[str]]:
@@ -522,12 +523,14 @@ def _divisions(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> 
     names = _by_name(images)
     # Lists whose names differ in the word of the part alone: part -> (list, images), the shortest name of a part first.
     groups: Dict[Tuple[Path, str], Dict[str, Tuple[Path, List[Path]]]] = {}
+    num_rows: Dict[Path, int] = {}
     numbered: Dict[Path, Dict[str, Path]] = {}
     divided: Dict[Path, Dict[str, str]] = {}
     for path in sorted(tables, key=lambda one: (len(one.name), one)):
         words = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", path.stem)
         word = next((word for word in words if part_named(word) in _PARTS), "")
         rows = _cells_in(folder / path) if word or path.stem == "images" else []
+        num_rows[path] = len(rows)
         found = [image for image in (_image_named(row[0], names) for row in rows) if image is not None]
         if word and len(found) >= max(_SHARE * len(rows), 1) and len({*found}) == len(found):
             group = groups.setdefault((path.parent, path.stem.replace(word, "", 1)), {})
@@ -543,12 +546,13 @@ def _divisions(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> 
         parts = {image: part for part, (_, found) in group.items() for image in found}
         is_disjoint = len(parts) == sum(len(found) for _, found in group.values())
         if {"train"} < {*group} and is_disjoint:
-            yield _Listed([path for path, _ in group.values()], parts)
+            lists = [path for path, _ in group.values()]
+            yield _Listed(lists, parts, sum(map(num_rows.__getitem__, lists)) - len(parts))
     for path, of_number in numbered.items():
         for other, values in divided.items():
             if {*of_number} == {*values}:
                 parts = {of_number[key]: "train" if value == "1" else "test" for key, value in values.items()}
-                yield _Listed([path, other], parts)
+                yield _Listed([path, other], parts, num_rows[path] - len(parts))
 
 
 def _listed_parts(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> Optional[_Listed]:
@@ -585,6 +589,7 @@ def _lists_hint(folder: Path, files: _Files) -> str:
     parts = " and ".join(f"{count:,} in {part}/" for part, count in counts.items())
     alone = len(files.images) - len(listed.parts)
     rest = f", without {counted(alone, 'image')} in none of them" if alone else ""
+    rest += f"; {counted(listed.num_others, 'row')} without an image" if listed.num_others else ""
     return (
         f"{lists} list the images of parts; copy them into class folders, {parts}{rest}: {SORTING} lists "
         f"{quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
