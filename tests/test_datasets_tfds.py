@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -300,3 +301,22 @@ def test_reading_a_set_imports_no_tensorflow(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=str(tmp_path), stdout=subprocess.PIPE, check=True)
     assert done.stdout.split() == [b"12", b"False"]
+
+
+def test_a_set_is_prepared_by_another_process(tmp_path, monkeypatch):
+    """The run's own process has not imported TensorFlow then; a full disk is an error of the data."""
+    (tmp_path / "tensorflow_datasets.py").write_text(
+        "class builder:\n"
+        "    def __init__(self, name, data_dir):\n"
+        "        self.name, self.data_path = name, data_dir + '/' + name\n"
+        "    def download_and_prepare(self):\n"
+        "        if self.name == 'full':\n"
+        "            raise OSError(28, 'No space left on device', 'x/y')\n"
+        "def disable_progress_bar():\n"
+        "    print('words')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    assert tfds_reader.prepare("some", tmp_path / "data") == tmp_path / "data" / "some"
+    check_raises(DataError, "x/y: No space left on device", "", tfds_reader.prepare, "full", tmp_path)
+    (tmp_path / "tensorflow_datasets.py").write_text("import os\nos._exit(7)\n")
+    check_raises(MissingError, "ended with exit code 7", "", tfds_reader.prepare, "some", tmp_path)

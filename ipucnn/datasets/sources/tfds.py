@@ -4,6 +4,8 @@ Training reads samples in any order, which TFDS's files do not support.  So a se
 images have one size, else as encoded bytes.  Sets that take more than half of the memory are rejected.
 """
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, List, Optional, Sequence, Tuple, Type
@@ -22,9 +24,11 @@ from ipucnn.datasets.formats import base_name
 from ipucnn.datasets.forms import displayed, opened
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
+from ipucnn.documents import load_record
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.events import Progress, emit
 from ipucnn.filesystem import shown, user_error_of
+from ipucnn.system_programs import run_program
 
 EVAL_SPLITS = ("validation", "val", "valid", "test")
 """Names of splits for evaluation, in the order of folders of images: ``test`` serves only if nothing else does.
@@ -38,6 +42,25 @@ AUGMENTATION = {
     "cifar10": "crop_flip",
     "cifar100": "crop_flip",
 }
+
+
+# Nothing is imported from the current folder.
+_PREPARE = """
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import json
+try:
+    import tensorflow_datasets as tfds
+    tfds.disable_progress_bar()
+    builder = tfds.builder(sys.argv[1], data_dir=sys.argv[2])
+    builder.download_and_prepare()
+    answer = {"folder": str(getattr(builder, "data_path", None) or builder.data_dir)}
+except Exception as error:
+    number, path = getattr(error, "errno", None), getattr(error, "filename", None)
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    answer = {"error": [number, text if number is None else error.strerror, path]}
+print(json.dumps(answer))
+"""
 
 
 def _import_tfds() -> ModuleType:
@@ -86,16 +109,21 @@ def prepare(name: str, data_dir: Path) -> Path:
         MissingError: the set does not exist, the network fails, or tensorflow-datasets is not installed.
         DataError: the folder cannot be written.
     """
-    tfds = _import_tfds()
-    try:
-        builder = tfds.builder(name, data_dir=str(data_dir))
-        builder.download_and_prepare()
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise user_error_of(error) or MissingError(
+    _import_tfds()
+    # A process of its own: preparing imports TensorFlow, see `_read_split`.
+    ran = run_program([sys.executable, "-c", _PREPARE, name, str(data_dir)], timeout_s=None)
+    with suppress(ValueError, KeyError, TypeError):
+        answer = load_record(ran.output.splitlines()[-1] if ran.output else "")
+        if "folder" in answer:
+            return Path(answer["folder"])
+        number, reason, path = answer["error"]
+        error = None if number is None else user_error_of(OSError(number, reason, path))
+        raise error or MissingError(
             f"cannot prepare tfds:{name}: {reason}", "check the name and the network, or prepare it elsewhere"
-        ) from error
-    return Path(str(getattr(builder, "data_path", None) or builder.data_dir))
+        )
+    raise MissingError(
+        f"cannot prepare tfds:{name}: {ran.problem}", "prepare it elsewhere, with tensorflow_datasets"
+    )
 
 
 def _features(builder: TfdsBuilder, tfds: ModuleType, name: str) -> Tuple[str, str]:
