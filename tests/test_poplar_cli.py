@@ -38,9 +38,13 @@ def train(report, run_dir, *more):
     return report("train", "toy_model", "--run-dir", run_dir, *SMALL, *rate, "--num-epochs", 2, *more)
 
 
-def test_train_evaluate_infer_resume_and_exchange_with_the_host(run, report, folder):
-    cache = folder / "cache"
-    same = ("--executable-cache", cache, "--num-replicas", 2, "--eight-bit-transfer")
+@pytest.fixture(scope="module")
+def same(folder):
+    """Options of runs that share their compiled programs."""
+    return ("--executable-cache", folder / "cache", "--num-replicas", 2, "--eight-bit-transfer")
+
+
+def test_train_evaluate_and_infer_on_ipus_and_on_the_host(run, report, folder, same):
     with installed() as machine:
         trained = train(report, folder / "ipu", *same)
         assert machine.calls("fit") and machine.calls("predict")
@@ -55,13 +59,6 @@ def test_train_evaluate_infer_resume_and_exchange_with_the_host(run, report, fol
             Refusal([*evaluate, "--validation-num-replicas", 3], "3", hint),
             Refusal(evaluate, "", "--validation-num-replicas", 6),
         )
-    # Half of the run, then the rest on IPUs again: the same bytes.  The same program comes from the cache.
-    for more in (("--num-epochs", 1), ("--resume",)):
-        with installed():
-            assert train(report, folder / "half", *same, *more)["compilation"]["cached"]
-    first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("ipu", "half"))
-    for name, value in first.weights.items():
-        assert np.array_equal(value, second.weights[name]), name
     # Trained on IPUs, evaluated on IPUs and on the host
     with installed():
         on_ipus = report("evaluate", folder / "ipu")
@@ -71,7 +68,19 @@ def test_train_evaluate_infer_resume_and_exchange_with_the_host(run, report, fol
     assert on_host["measured"]["samples"] == on_ipus["measured"]["samples"] == 32
     # The images were resized on the host; on their way to the IPUs they were rounded to 8 bits.
     assert on_host["measured"]["loss"] == pytest.approx(on_ipus["measured"]["loss"], abs=1e-3)
-    # The reverse: trained on the host, continued on IPUs.
+
+
+@pytest.mark.slow
+def test_a_run_on_ipus_continues_with_the_same_bytes_and_one_of_the_host_on_ipus(report, folder, same):
+    """The program of the second half comes from the cache."""
+    for name, *parts in (("whole", ()), ("half", ("--num-epochs", 1), ("--resume",))):
+        for number, more in enumerate(parts):
+            with installed():
+                cached = train(report, folder / name, *same, *more)["compilation"]["cached"]
+            assert cached or (name, number) == ("whole", 0)
+    first, second = (load_checkpoint(folder / n / "checkpoints" / "last.npz") for n in ("whole", "half"))
+    for name, value in first.weights.items():
+        assert np.array_equal(value, second.weights[name]), name
     train(report, folder / "host", "--num-epochs", 1, "--device", "cpu")
     with installed():
         continued = train(report, folder / "host", "--resume", "--device", "auto")

@@ -478,14 +478,10 @@ def test_evaluate_writes_nothing_beside_a_copied_checkpoint(trained, succeeds, t
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path, monkeypatch):
+def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test
     options = ["--dataset", write_pairs(tmp_path / "pairs", squares())]
-    # Only the first instance of poprun writes it.
-    with monkeypatch.context() as patch:
-        patch.setattr("ipucnn.runs.evaluate.find_role", lambda: Role(1))
-        assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
     best = json.loads(run("evaluate", "run", *options, "--json")[1])["segmentation"]["threshold"]
     with Image.open(str(tmp_path / "pairs/images/1.png")) as image, Image.open(
         str(tmp_path / "pairs/masks/1.png")
@@ -509,8 +505,21 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run
         assert json.loads(out)["threshold"] == threshold
         (mask,) = read_pages(tmp_path / "o" / "x-mask.png")
         np.testing.assert_array_equal(mask, np.where(probability > threshold, 255, 0))
+
+
+@pytest.mark.slow
+def test_a_threshold_is_kept_by_the_first_instance_and_for_its_checkpoint(
+    trained, run, tmp_path, monkeypatch
+):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("ipucnn.runs.evaluate.find_role", lambda: Role(1))
+        options = ["--dataset", write_pairs(tmp_path / "pairs", squares())]
+        assert run("evaluate", "run", *options)[0] == 0 and not list(tmp_path.glob("run/thresholds.json"))
+    Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
     # Another checkpoint has no recommended threshold.
-    folder.write_text(json.dumps({"1" + updates: 0.3}))
+    (tmp_path / "run" / "thresholds.json").write_text(json.dumps({"99999": 0.3}))
     assert json.loads(run("infer", "run", "x.png", "--output", "o", "--json")[1])["threshold"] == 0.5
 
 

@@ -42,7 +42,8 @@ def check_refusal(
         if way.shell:
             subprocess.run(way.shell, shell=True, check=True)
         # Rich takes ten times as long for the table of a configuration as the command for all else.
-        as_json = ["--json"] if "--print-config" in way.words and "--json" not in way.words else []
+        has_table = "--print-config" in way.words or way.words[0] == "plan-splits"
+        as_json = ["--json"] if has_table and "--json" not in way.words else []
         code, _, err = run(*way.words, *as_json, columns=4000)
         line = f"{way.shell}\nipucnn {' '.join(way.words)}\n{err}"
         assert code == int(then) and expected.rpartition(" (")[0] in err, line
