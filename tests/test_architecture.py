@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2905, 2200),
     "commands": (1470, 885),
     "config": (3310, 1660),
-    "datasets": (9185, 7080),
+    "datasets": (9300, 7185),
     "diagnosis": (435, 335),
     "models": (3530, 2740),
     "planning": (5115, 3910),

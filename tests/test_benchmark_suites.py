@@ -134,7 +134,7 @@ def test_built_in_suites_have_their_rows():
 def test_typed_options_replace_those_of_rows():
     rows = plan(typed="--dataset digits --training --micro-batch-size 4").rows
     assert [row.id for row in rows] == ["lenet", "two-replicas"], "equal rows are one"
-    assert [row.notes for row in rows] == [["stands for 4 rows, which typed options make equal"], []]
+    assert [row.notes for row in rows] == [["stands for 4 equal rows"], []]
     typed = ("--dataset digits", "--training", "--micro-batch-size 4")
     assert [words in rows[0].command for words in typed] == [True] * 3
     assert "--host-generated-data" not in rows[0].command

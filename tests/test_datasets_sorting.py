@@ -438,7 +438,7 @@ _UNKNOWN = "set/list.csv names the images, and its columns do not tell which has
         (["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))], _UNKNOWN),
         (
             ["image,label", *(f"{k}.png,{k % 2}" + ",more" * (k == 3) for k in range(6))],
-            "set/list.csv: row 5 has 3 cells, and the first 2",
+            "set/list.csv: the row of 3.png has 3 cells, and the first row 2",
         ),
         (
             ["image,copy,label", *(f"{k}.png,{5 - k}.png,{k % 2}" for k in range(6))],
@@ -459,10 +459,12 @@ def test_tables_without_classes_give_no_command_and_are_named_with_the_reason(ro
     [
         ("t.csv", "n,label\n0.png,löwe".encode("latin-1"), "set/t.csv, line 2: byte 0xf6 is not UTF-8 text"),
         ("read me.txt", "löwe".encode("latin-1"), ""),
-        ("t.jsonl", b'{"file_name": "0.png"}\nx\n', "set/t.jsonl is no table: Expecting value: line 1"),
-        ("t.jsonl", b"1\n2\n", "set/t.jsonl has a line that is no object"),
+        ("t.jsonl", b'{"file_name": "0.png"}\nx\n', "set/t.jsonl, line 2, is no object"),
+        ("t.jsonl", b"1\n2\n", "set/t.jsonl, line 1, is no object"),
         ("labels.xlsx", b"PK", "set/labels.xlsx is not read"),
-        ("photos/0.xml", b"<a/>", "set/photos/0.xml and 1 more file are not read"),
+        ("photos/0.xml", b"<a/>", "set/photos/0.xml is not read"),
+        ("package.json", b"{}", ""),
+        ("t.txt", b"x" * 200_000 + b",y\n", ""),
     ],
 )
 def test_files_that_may_have_the_classes_and_are_not_read_are_named(name, data, reason):
@@ -892,7 +894,7 @@ def test_lists_beside_class_folders_are_said_to_be_unread():
     assert not any("lists" in line for line in source.info.warnings)
     write("set/train.txt", *names[:9]), write("set/test.txt", *names[9:])
     (line,) = [line for line in opened("set", "classification").info.warnings if "lists" in line]
-    assert "without an image" not in line
+    assert "of them" not in line
     assert "set/test.txt and set/train.txt list the images of parts" in line
     assert "3 in test/ and 9 in train/: python -m ipucnn.datasets.sorting lists set-parts set" in line
 
@@ -901,7 +903,7 @@ def test_rows_of_lists_without_an_image_are_counted():
     names = by_class()
     write("set/train.txt", *names[:9], "cat/animal_99.png"), write("set/test.txt", *names[9:11])
     hint = refused("set", "classification")
-    assert "9 in train/, without 1 image in none of them; 1 row without an image: " in hint
+    assert "9 in train/, without 1 image in none of them; 1 row of them names no single image: " in hint
 
 
 @pytest.mark.parametrize(
@@ -967,3 +969,61 @@ def test_pairs_are_copied_into_the_parts_of_lists():
     for examples, numbers in ((source.train, range(4)), (source.eval, range(4, 6))):
         rows = [mask.reshape(mask.shape[:2]).any(axis=1).sum() for mask in examples.masks]
         assert rows == [k + 1 for k in numbers]
+
+
+@pytest.mark.parametrize(
+    "name, rows",
+    [
+        ("trainLabels.csv", [("id", "label"), *((k, "ab"[k % 2]) for k in range(1, 5))]),  # of another part
+        ("sample_submission.csv", [("id", "label"), *((k, "ab"[k % 2]) for k in range(1, 9))]),
+        ("rain.csv", [("file", "has_rain"), *((f"{k}.png", "ab"[k % 2]) for k in range(1, 9))]),
+        ("labels.csv", [("id", "label"), *((f"train/a/{k}.png", "a") for k in range(1, 5))]),  # other images
+    ],
+)
+def test_tables_that_are_not_of_a_part_sort_nothing_in_it(name, rows):
+    for k in range(1, 9):
+        save(f"set/train/{'ab'[k % 2]}/{k}.png", k), save(f"set/test/{k}.png", 100 + k)
+    write(f"set/{name}", *(",".join(map(str, row)) for row in rows))
+    assert "sorting" not in refused("set", "classification")
+
+
+def test_images_of_a_part_that_its_table_lacks_are_counted():
+    for k in range(8):
+        save(f"set/train/{'ab'[k % 2]}/{k}.png", k), save(f"set/test/im{k}.png", 100 + k)
+    write("set/test.csv", "file,label", *(f"test/im{k}.png,{'ab'[k % 2]}" for k in range(5)))
+    hint = refused("set", "classification")
+    assert "a table has their classes, without 3 images of which no class is known: python -m" in hint
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        lambda name: "b" if name == "a" else "a",
+        lambda name: "xy"[name in "ab"],
+        lambda name: "same"[len(name)],
+    ],
+    ids=["exchanged", "of several folders", "one for all"],
+)
+def test_lists_with_classes_that_are_not_the_folders_make_no_class_folders(labels):
+    names = [(folder, k) for folder in "abcd" for k in range(6)]
+    for folder, k in names:
+        save(f"set/images/{folder}/{folder}{k}.png", k)
+    for part, numbers in (("train", range(4)), ("test", range(4, 6))):
+        rows = (f"{folder}/{folder}{k}.png {labels(folder)}" for folder, k in names if k in numbers)
+        write(f"set/{part}.txt", *rows)
+    hint = refused("set", "classification")
+    assert ("list the images of parts" in hint) == (labels("a") == labels("c"))
+
+
+def test_lists_have_names_with_blanks_and_every_list_of_a_part_counts():
+    for k in range(8):
+        for name in (f"set/images/{'ab'[k % 2]}/{k} x.png", f"set/images/{'ab'[k % 2]}/{k}.png"):
+            save(name, 100 + k if " " in name else k)
+    names = [f"{'ab'[k % 2]}/{k} x.png" for k in range(8)]
+    write("set/train.txt", *names[:4]), write("set/test.txt", *names[4:])
+    source = followed("set", "classification")
+    assert sorted(labels_by_value(source.train, source.info.class_names)) == [100, 101, 102, 103]
+    write("set/training.txt", *(f"{'ab'[k % 2]}/{k}.png" for k in range(4)))
+    assert "sorting" not in refused("set", "classification")
+    write("set/training.txt", *names[:6])  # more than train.txt, as trainval.txt
+    assert "4 in train/" in refused("set", "classification")

@@ -306,6 +306,9 @@ def test_reading_a_set_imports_no_tensorflow(tmp_path):
 def test_a_set_is_prepared_by_another_process(tmp_path, monkeypatch):
     """The run's own process has not imported TensorFlow then; a full disk is an error of the data."""
     (tmp_path / "tensorflow_datasets.py").write_text(
+        "class features:\n"
+        "    class FeatureConnector:\n"
+        "        cls_from_name = classmethod(lambda cls, name: None)\n"
         "class builder:\n"
         "    def __init__(self, name, data_dir):\n"
         "        self.name, self.data_path = name, data_dir + '/' + name\n"
@@ -320,3 +323,48 @@ def test_a_set_is_prepared_by_another_process(tmp_path, monkeypatch):
     check_raises(DataError, "x/y: No space left on device", "", tfds_reader.prepare, "full", tmp_path)
     (tmp_path / "tensorflow_datasets.py").write_text("import os\nos._exit(7)\n")
     check_raises(MissingError, "ended with exit code 7", "", tfds_reader.prepare, "some", tmp_path)
+
+
+def test_preparing_imports_no_module_that_a_set_names(tmp_path, monkeypatch):
+    """A version with wildcards is one that ipucnn does not find, and TFDS does."""
+    write(tmp_path, "evil")
+    path = tmp_path / "evil" / "3.0.1" / "features.json"
+    text = path.read_text().replace(
+        "tensorflow_datasets.core.features.class_label_feature.ClassLabel", "other.Evil"
+    )
+    path.write_text(text)
+    (tmp_path / "other.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    words = "names other.Evil, which is no feature of TFDS"
+    check_raises(MissingError, words, "", tfds_reader.prepare, "evil:3.*.*", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("count, parts", [(2, (1, 1)), (4, (3, 1)), (15, (14, 1)), (25, (22, 3))])
+def test_few_images_are_divided(tmp_path, count, parts):
+    write(tmp_path, "few", splits=(("train", count),))
+    source = open_dataset(choose("tfds:few", tmp_path))
+    assert (len(source.train), len(source.eval)) == parts
+
+
+def test_images_of_one_size_are_those_of_tfds_without_their_tags(tmp_path, monkeypatch):
+    """TFDS turns no image by its tag of orientation, and drops transparency."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    encoded = [
+        encode(image_of(1, (8, 6, 3)), exif=exif),
+        encode(Image.fromarray(np.dstack([image_of(2, (8, 6, 3)), np.full((8, 6), 9, np.uint8)]))),
+        encode(Image.fromarray(image_of(3, (8, 6, 3))).quantize(5)),
+    ]
+    read = tfds_reader._decoded([*encoded], (8, 6, 3), "set")
+    expected = [tf.io.decode_image(one, channels=3, expand_animations=False).numpy() for one in encoded]
+    np.testing.assert_array_equal(read, expected)
+    check_raises(
+        DataError,
+        "image 0 of set cannot be decoded",
+        "prepare",
+        tfds_reader._decoded,
+        [b"x"],
+        (8, 6, 3),
+        "set",
+    )

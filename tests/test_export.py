@@ -554,6 +554,7 @@ def test_the_rounding_of_other_layers_counts_only_if_they_compute_the_same():
     layer.set_weights([weights * (1 + 1e-6) for weights in layer.get_weights()])
     assert verification.rounding_of(stock, samples) == 0
     assert verification.rounding_of(stock, replace(samples, exact=None)) == 0
+    assert verification.rounding_of(stock, replace(samples, exact=np.zeros_like(exact))) == 0
 
 
 def with_other_weights(*arguments, **options):

@@ -215,6 +215,8 @@ def test_a_plan_of_a_network_that_has_changed_is_said_to_be_of_another(run, succ
     weights = yaml.safe_load(Path("plan.yml").read_text())["stages"]
     count = sum(stage["num_parameters"] for stage in weights)
     assert f"which was made for a network of {count:,} weights" in given and "isn't this run" in given
+    typed = json.loads(succeeds(*plan, "--pipeline-splits", "re_lu")[0])["program"]["splits_from"]
+    assert typed == "given"
 
 
 def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, succeeds):

@@ -217,8 +217,15 @@ def test_units_times_and_axes_of_ome_are_kept_or_said_to_be_lost(tmp_path):
     found, kept, remarks = read(**nm, TimeIncrement=1500, TimeIncrementUnit="ms")
     assert [float(side) for side in found.resolution] == pytest.approx([1 / 100, 1 / 200])
     assert (kept["unit"], kept["spacing"], kept["finterval"]) == ("nm", "2000", "1.5") and not remarks
-    found, kept, (remark,) = read(PhysicalSizeX=0.5)
-    assert found.resolution is None and "unit" not in kept and "in one direction alone" in remark
+    for about in (
+        {"PhysicalSizeX": 0.5},
+        {"PhysicalSizeX": 1e9, "PhysicalSizeY": 1},
+        {**nm, "PhysicalSizeY": -1},
+    ):
+        found, kept, (remark,) = read(**about)
+        assert found.resolution is None and "unit" not in kept and "in one direction alone, in" in remark
+    assert dict(read(TimeIncrement=0.5, TimeIncrementUnit="d")[0].imagej)["finterval"] == "43200"
+    assert "finterval" not in dict(read(TimeIncrement=float("nan"))[0].imagej)
     _, kept, (remark,) = read("ZTYX")
     assert "slices" not in kept and "axes ZT, and the results have plain pages" in remark
 

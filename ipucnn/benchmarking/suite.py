@@ -387,7 +387,7 @@ def _pending(row: SuiteCommand, row_id: str, count: int) -> Tuple[Row, Dict[str,
     size = resolved.config.image_size
     notes = [f"left out: {error.message}" for error in left_out.values()]
     notes += without_effect(resolved, row.training)
-    notes += [f"stands for {count} rows, which typed options make equal"] if count > 1 else []
+    notes += [f"stands for {count} equal rows"] if count > 1 else []
     notes += differences_of_fit(resolved) if row.command == "fit" else []
     if size is not None and "image_size" in row.options:
         legal = tuple(nearest_legal_sizes(resolved.record, side)[-1] for side in size)

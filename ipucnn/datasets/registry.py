@@ -642,6 +642,8 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
             or not (isinstance(error, MasksAsClasses) or re.search(_NAMES_A_SET, error.hint or ""))
         ):
             command, reason = sorting_hint(folder, task)
+        # Files that do not tell the classes concern no other error.
+        reason = reason if "CLASS/" in (error.hint or "") else ""
         if not (command or reason):
             raise
         message = f"{error.message}; {reason}" if reason else error.message
@@ -764,14 +766,14 @@ def _hint_for_bare_part(folder: Path, found: Found) -> str:
     classes = [path.name for part in found.parts.get("train", ()) for path in subfolders(part)]
     for part in subfolders(folder):
         if part_named(part.name) in ("validation", "test") and has_image(part):
-            command = sorted_part_hint(part, classes)
+            command, left_out = sorted_part_hint(part, classes)
             if command:
-                return f"{shown(part)} has images without class folders, {_OF_TABLE} {command}"
+                return f"{shown(part)} has images without class folders, {_OF_TABLE}{left_out}: {command}"
     return ""
 
 
 _THE_SET = "the set in it:"
-_OF_TABLE = "and a table has their classes:"
+_OF_TABLE = "and a table has their classes"
 _NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset|{_OF_TABLE}"
 """Words of hints that no other hint replaces."""
 

@@ -9,7 +9,6 @@ copies; the files stay where they are.
 """
 
 import csv
-import io
 import os
 import re
 import shutil
@@ -22,7 +21,6 @@ from typing import (
     Collection,
     Dict,
     Iterable,
-    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -46,28 +44,29 @@ from ipucnn.datasets.formats import (
     named_classes_hint,
     part_named,
     side_named,
+    subfolders,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
-from ipucnn.documents import BadDocument, NotJson, load_record
+from ipucnn.datasets.part_lists import Listed, listed_parts
+from ipucnn.datasets.tables import PARTS, SHARE, Names, is_table, part_in_name, rows
 from ipucnn.errors import ConfigurationError, DataError, UserError
-from ipucnn.filesystem import expand, new_folder, read_text, real, shown, write_folder
+from ipucnn.filesystem import expand, new_folder, real, shown, write_folder
 from ipucnn.text import counted, printable, quoted
 
-_MOST_TABLE_BYTES = 2**26
 _MOST_FILES = 500_000
 _LONGEST_NAME = 200
-_TABLES = (".csv", ".tsv", ".txt", ".jsonl")
-"""Endings of files that may be tables of classes; a line of the last one is an object, as in Hugging Face's sets."""
 _UNREAD = (".json", ".xlsx", ".xls", ".ods", ".xml", ".parquet", ".mat", ".sqlite", ".db", ".pkl")
-"""Endings of files that may have the classes, and are not read."""
+"""Endings of files that may have the classes, and are not read, ..."""
+_OF_IMAGES = re.compile(
+    r"annot|class|label|categor|coco|meta|gt|truth|train|val|test|split|instances|info", re.IGNORECASE
+)
+"""... if they are called so, or like an image."""
 _MOST_TABLES = 50
 """The most tables that are read: detection sets have one beside each image."""
 _ONE_HOT = "one-hot"
 """In place of a column: the columns with a 1 for the class of each image, and 0 for all others."""
 _LOOKS = "by-looks"
 """In place of a kind of masks: files of the name of an image with few values."""
-_SHARE = 0.9
-"""The least share of a table's rows whose images must be there."""
 _HOT = ("1", "1.0")
 _LABELS = [
     "label",
@@ -85,7 +84,6 @@ _LABELS += ["grade", "level", "type", "severity", "classid", "labelid"]
 """Names of columns of classes."""
 _FOLD = re.compile(r"(k[-_]?)?folds?|splits?|groups?", re.IGNORECASE)
 """Names of columns that divide images, but not into classes."""
-_PARTS = {"train": "train", "validation": "val", "test": "test"}
 Copies = Dict[Path, List[Path]]
 """Place below the new folder -> the files below the old one that go there: several masks are joined."""
 
@@ -95,7 +93,7 @@ class Hint(NamedTuple):
 
     Attributes:
         command: words for a hint, with the command; "" if names and tables tell none.
-        reason: why the files beside the images do not tell one; "" without such files.
+        reason: why the files beside the images do not tell one, or what the command leaves out; or "".
     """
 
     command: str
@@ -132,7 +130,7 @@ def _files_of(folder: Path) -> _Files:
                 continue
             if is_image_name(name):
                 images.append(below / name)
-            elif _is_table(name):
+            elif is_table(name):
                 tables.append(below / name)
             elif name.lower().endswith(_UNREAD):
                 unread.append(below / name)
@@ -143,14 +141,10 @@ def _files_of(folder: Path) -> _Files:
     return _Files(images, tables, unread)
 
 
-def _is_table(name: str) -> bool:
-    return name.lower().endswith(_TABLES)
-
-
 def _part_of(path: Path) -> str:
     """Returns the part of a set, as its folder is called, that a word of one of a file's folders names; or ""."""
     words = (word for name in path.parts[:-1] for word in (name, *re.split(r"[\W_]+", name)))
-    return next((_PARTS[part] for part in map(part_named, words) if part in _PARTS), "")
+    return next((PARTS[part] for part in map(part_named, words) if part in PARTS), "")
 
 
 # -- classes in a table ---------------------------------------------------------------------------------------
@@ -191,88 +185,47 @@ class _Table(NamedTuple):
         return {image: row[k] for image, row in rows.items() if row[k]}
 
 
-def _rows(path: Path) -> List[List[str]]:
-    """Returns the rows of a table with commas, semicolons or tabs, or else blanks, or with an object in each line.
+class _NoTable(NamedTuple):
+    """Why a file does not tell the classes of images, "" if it is not about them; and whether it names them."""
 
-    Raises:
-        DataError: it is no text, or no object.
-    """
-    text = read_text(path, _MOST_TABLE_BYTES)
-    if path.suffix.lower() == ".jsonl":
-        objects = [load_record(line) for line in text.split("\n") if line.strip()]
-        if not all(isinstance(one, dict) for one in objects):
-            raise DataError(f"{shown(path)} has a line that is no object", "write an object in each line")
-        keys = [*dict.fromkeys(key for one in objects for key in one)]
-        # Values with parts, such as boxes, are no class.
-        plain = [{k: str(v) for k, v in one.items() if isinstance(v, (str, int, float))} for one in objects]
-        return [keys, *([one.get(key, "") for key in keys] for one in plain)]
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    cells = [line.split() for line in text.splitlines() if line.strip()]
-    if separator in first:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        cells = [[cell.strip() for cell in row] for row in rows if any(row)]
-    return cells
+    reason: str = ""
+    is_about: bool = False
 
 
-_ByName = Dict[str, List[Path]]
-"""The name of a file, with and without its ending -> the images that are called so."""
-
-
-def _by_name(images: Sequence[Path]) -> _ByName:
-    names: _ByName = {}
-    for image in images:
-        for key in {image.name, image.stem}:
-            names.setdefault(key, []).append(image)
-    return names
-
-
-def _image_named(cell: str, names: _ByName) -> Optional[Path]:
-    """Returns the only image that a cell names, by its name or as much of its path as the cell has; or None."""
-    parts = [part for part in re.split(r"[/\\]", cell) if part not in ("", ".")]
-    images = names.get(parts[-1], []) if parts else []
-    for count in range(2, len(parts) + 1):
-        if len(images) < 2:
-            break
-        near = [image for image in images if list(image.parts[-count:-1]) == parts[-count:-1]]
-        images = near or images
-    return images[0] if len(images) == 1 else None
-
-
-def _table(folder: Path, path: Path, names: _ByName) -> Union[_Table, str]:
-    """Returns what a table says of images, or why it does not tell their classes; "" if it is not about them.
+def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
+    """Returns what a table says of images, or why it does not tell their classes.
 
     The first row has the names of the columns, unless it names an image: they are then called 1, 2 and so on.  Of
     several columns that could name the images, one with whole names of files counts; the others are numbers.
     """
+    name, is_text = shown(folder / path), path.suffix.lower() == ".txt"
+    if not (folder / path).is_file():
+        return _NoTable()
     try:
-        rows = _rows(folder / path)
+        cells = rows(folder / path)
     except DataError as error:
-        return "" if path.suffix.lower() == ".txt" else error.message
-    except (csv.Error, NotJson, BadDocument) as error:
-        return f"{shown(folder / path)} is no table: {printable(str(error))}"
-    if len(rows) < 3:
-        return ""
-    name, widths = shown(folder / path), Counter(map(len, rows))
-    if len(widths) > 1:
+        return _NoTable("" if is_text else error.message)
+    except csv.Error as error:
+        return _NoTable("" if is_text else f"{name} is no table: {printable(str(error))}")
+    if len(cells) < 3:
+        return _NoTable()
+    if len({len(row) for row in cells}) > 1:
         # A comma without quotes moves the cells behind it.
-        about = [row for row in rows if any(_image_named(cell, names) is not None for cell in row)]
-        other = next(n for n, row in enumerate(rows, 1) if len(row) != len(rows[0]))
-        is_about = len(about) >= _SHARE * (len(rows) - 1)
-        return (
-            f"{name}: row {other} has {counted(len(rows[other - 1]), 'cell')}, and the first {len(rows[0])}"
-            if is_about
-            else ""
-        )
-    header, body = rows[0], rows[1:]
-    if any(_image_named(cell, names) is not None for cell in header):
-        header, body = [str(number) for number in range(1, len(header) + 1)], rows
+        about = [row for row in cells if any(names.image(cell) is not None for cell in row)]
+        other = next(row for row in cells if len(row) != len(cells[0]))
+        if is_text or len(about) < SHARE * (len(cells) - 1):
+            return _NoTable()
+        text = f"the row of {printable(other[0])} has {counted(len(other), 'cell')}, and the first row {len(cells[0])}"
+        return _NoTable(f"{name}: {text}", True)
+    header, body = cells[0], cells[1:]
+    if any(names.image(cell) is not None for cell in header):
+        header, body = [str(number) for number in range(1, len(header) + 1)], cells
     fitting: List[Tuple[bool, int, List[Optional[Path]]]] = []
     has_repeats = False
     for column in range(len(header)):
-        found = [_image_named(row[column], names) for row in body]
+        found = [names.image(row[column]) for row in body]
         count = sum(image is not None for image in found)
-        if count < _SHARE * len(body):
+        if count < SHARE * len(body):
             continue
         whole = all(image is None or row[column].endswith(image.name) for image, row in zip(found, body))
         if len({image for image in found if image is not None}) == count:
@@ -281,17 +234,18 @@ def _table(folder: Path, path: Path, names: _ByName) -> Union[_Table, str]:
             has_repeats = has_repeats or whole
     fitting = [one for one in fitting if one[0]] or fitting
     if not fitting:
-        return f"{name} has several rows for an image, as for boxes or several classes" if has_repeats else ""
+        text = f"{name} has several rows for an image, as for boxes or several classes"
+        return _NoTable(text, True) if has_repeats else _NoTable()
     if any(one[2] != fitting[0][2] for one in fitting):
-        return f"{name} has several columns with names of images"
+        return _NoTable(f"{name} has several columns with names of images", True)
     _, column, found = fitting[0]
     read = {image: row for image, row in zip(found, body) if image is not None}
     columns, hot = _label_columns(header, [*read.values()], column)
     if not columns:
-        return f"{name} names the images, and its columns do not tell which has their classes"
+        return _NoTable(f"{name} names the images, and its columns do not tell which has their classes", True)
     parts = _parts(header, read)
     if parts is None:
-        return f"{name} has columns or folders that contradict each other about the parts"
+        return _NoTable(f"{name} has columns or folders that contradict each other about the parts", True)
     return _Table(path, header, columns, hot, read, parts[1], parts[0], len(body) - len(read))
 
 
@@ -327,7 +281,7 @@ def _part_in(column: str, cell: str) -> Optional[str]:
         answer = {"1": "train", "true": "train", "yes": "train", "0": "val", "false": "val", "no": "val"}
         if cell.casefold() in answer:
             return answer[cell.casefold()]
-    return _PARTS.get(part_named(cell) or "") if cell else ""
+    return PARTS.get(part_named(cell) or "") if cell else ""
 
 
 def _parts_of_name(name: str) -> List[str]:
@@ -382,18 +336,23 @@ def _is_folder_name(text: str) -> bool:
     return not is_taken and "/" not in text and text.isprintable() and len(os.fsencode(text)) <= _LONGEST_NAME
 
 
+def _may_be_true(table: Path) -> bool:
+    """Returns whether a table may have the true classes: a submission has guesses."""
+    return "submission" not in table.name.casefold()
+
+
 def _classes_hint(folder: Path, files: _Files) -> Hint:
-    names = _by_name(files.images)
-    paths = [path for path in files.tables if "submission" not in path.name.casefold()]  # has no true classes
-    read = [_table(folder, path, names) for path in paths[:_MOST_TABLES]]
+    names = Names(files.images, folder.name)
+    read = [_table(folder, path, names) for path in [*filter(_may_be_true, files.tables)][:_MOST_TABLES]]
     tables = sorted((one for one in read if isinstance(one, _Table)), key=lambda one: -len(one.rows))
     if not tables:
-        reason = next((one for one in read if isinstance(one, str) and one), "")
-        if not reason and files.unread:
-            others = f" and {counted(len(files.unread) - 1, 'more file')}" if len(files.unread) > 1 else ""
-            is_or_are = "are" if others else "is"
-            reason = f"{shown(folder / files.unread[0])}{others} {is_or_are} not read"
-        return Hint("", reason)
+        reasons = [one for one in read if isinstance(one, _NoTable) and one.reason]
+        stems = {path.stem for path in files.images}
+        unread = [path for path in files.unread if path.stem in stems or _OF_IMAGES.search(path.stem)]
+        if reasons and (not unread or any(one.is_about for one in reasons)):
+            return Hint("", max(reasons, key=lambda one: one.is_about).reason)
+        others = f" and {counted(len(unread) - 1, 'more file')} are" if len(unread) > 1 else " is"
+        return Hint("", f"{shown(folder / unread[0])}{others} not read" if unread else "")
     by_part: Dict[str, _Table] = {}
     for table in tables:
         parts = {_part_of(image) for image in table.rows}
@@ -427,8 +386,8 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     )
 
 
-def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
-    """Returns the commands that make class folders of a part whose table has them; "" without one.
+def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
+    """Returns the commands that make class folders of a part whose table has them, and words about what is left out.
 
     tiny-ImageNet has them in ``val/val_annotations.txt``, GTSRB in ``Test.csv`` beside ``Test``.
 
@@ -438,20 +397,32 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> str:
     """
     with suppress(OSError, DataError):
         files = _files_of(part)
-        names = _by_name(files.images)
-        beside = [Path("..", entry.name) for entry in list_folder(part.parent) if _is_table(entry.name)]
-        for path in [*files.tables[:_MOST_TABLES], *beside]:
+        folders = [path.name for path in subfolders(part.parent)]
+        names, own = (
+            Names(files.images, part.name, (*folders, *classes)),
+            PARTS.get(part_named(part.name) or "", ""),
+        )
+        beside = [Path("..", entry.name) for entry in list_folder(part.parent) if is_table(entry.name)]
+        beside = [path for path in beside if part_in_name(path.stem)[1] in ("", own)]
+        for path in filter(_may_be_true, [*files.tables[:_MOST_TABLES], *beside]):
             table = _table(part, path, names)
-            if isinstance(table, str) or not {*table.classes(table.columns[0]).values()} <= {*classes}:
+            if isinstance(table, _NoTable):
                 continue
+            column, of_images = table.columns[0], table.classes(table.columns[0])
+            is_named = table.header[0] == "1" or column == _ONE_HOT or _is_called_label(column)
+            if not is_named or not {*of_images.values()} <= {*classes}:
+                continue
+            alone = len(files.images) - len(of_images)
+            rest = f", without {counted(alone, 'image')} of which no class is known" if alone else ""
             path = Path(os.path.normpath(part / path))
             target, whole = new_folder(part, "classes"), real(part.parent)
             kept = new_folder(whole, f"{part.name}-unsorted")
-            return (
-                f"{SORTING} classes {quoted(path)} {quoted(table.columns[0])} {quoted(target)} {quoted(part)} "
-                f"&& mv {quoted(part)} {quoted(kept)} && mv {quoted(target)} {quoted(part)}"
+            return Hint(
+                f"{SORTING} classes {quoted(path)} {quoted(column)} {quoted(target)} {quoted(part)} "
+                f"&& mv {quoted(part)} {quoted(kept)} && mv {quoted(target)} {quoted(part)}",
+                rest,
             )
-    return ""
+    return Hint("")
 
 
 def _placed(folder: Path, places: Mapping[Path, Path]) -> Copies:
@@ -478,11 +449,11 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
         DataError: the table cannot be read, has no row for an image, or two images would get one name.
         ConfigurationError: it has no such column.
     """
-    names = _by_name(_files_of(folder).images)
+    names = Names(_files_of(folder).images, folder.name)
     found = _table(folder, Path(os.path.relpath(table, folder)), names)
-    if isinstance(found, str):
+    if isinstance(found, _NoTable):
         raise DataError(
-            found or f"{shown(table)} has no row with the class of each image in {shown(folder)}",
+            found.reason or f"{shown(table)} has no row with the class of each image in {shown(folder)}",
             "give a table with the name of a file and its class in each row",
         )
     if column not in found.columns:
@@ -499,89 +470,34 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
 # -- lists of parts -------------------------------------------------------------------------------------------
 
 
-class _Listed(NamedTuple):
-    """The images of parts, as lists beside them have them: the lists, image -> part, and the rows without an image."""
-
-    lists: List[Path]
-    parts: Dict[Path, str]
-    num_others: int
-
-
-def _cells_in(table: Path) -> List[List[str]]:
-    """Returns the rows of a table; none if it cannot be read."""
-    with suppress(DataError, csv.Error, NotJson, BadDocument):
-        return [row for row in _rows(table) if row]
-    return []
-
-
-def _divisions(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> Iterator[_Listed]:
-    """Yields the divisions that lists beside images have, such as ``train.txt`` and ``test.txt`` of Food-101.
-
-    In CUB-200's form one table has a number and an image in each row, and another one the number, and a 1 if that image
-    is for training.
-    """
-    names = _by_name(images)
-    # Lists whose names differ in the word of the part alone: part -> (list, images), the shortest name of a part first.
-    groups: Dict[Tuple[Path, str], Dict[str, Tuple[Path, List[Path]]]] = {}
-    num_rows: Dict[Path, int] = {}
-    numbered: Dict[Path, Dict[str, Path]] = {}
-    divided: Dict[Path, Dict[str, str]] = {}
-    for path in sorted(tables, key=lambda one: (len(one.name), one)):
-        words = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", path.stem)
-        word = next((word for word in words if part_named(word) in _PARTS), "")
-        rows = _cells_in(folder / path) if word or path.stem == "images" else []
-        num_rows[path] = len(rows)
-        found = [image for image in (_image_named(row[0], names) for row in rows) if image is not None]
-        if word and len(found) >= max(_SHARE * len(rows), 1) and len({*found}) == len(found):
-            group = groups.setdefault((path.parent, path.stem.replace(word, "", 1)), {})
-            group.setdefault(_PARTS[part_named(word) or ""], (path, found))
-        if not rows or {len(row) for row in rows} != {2}:
-            continue
-        pairs = [(row[0], _image_named(row[1], names)) for row in rows]
-        if not word:
-            numbered[path] = {number: image for number, image in pairs if image is not None}
-        elif {row[1] for row in rows} == {"0", "1"}:
-            divided[path] = {row[0]: row[1] for row in rows}
-    for group in groups.values():
-        parts = {image: part for part, (_, found) in group.items() for image in found}
-        is_disjoint = len(parts) == sum(len(found) for _, found in group.values())
-        if {"train"} < {*group} and is_disjoint:
-            lists = [path for path, _ in group.values()]
-            yield _Listed(lists, parts, sum(map(num_rows.__getitem__, lists)) - len(parts))
-    for path, of_number in numbered.items():
-        for other, values in divided.items():
-            if {*of_number} == {*values}:
-                parts = {of_number[key]: "train" if value == "1" else "test" for key, value in values.items()}
-                yield _Listed([path, other], parts, num_rows[path] - len(parts))
-
-
-def _listed_parts(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -> Optional[_Listed]:
-    """Returns the only division that lists have, or the only one of exactly these images; None without one."""
-    found = [*_divisions(folder, images, tables)]
-    found = [one for one in found if {*one.parts} == {*images}] or found
-    return found[0] if found and all(one.parts == found[0].parts for one in found) else None
-
-
 def copies_by_lists(folder: Path) -> Copies:
     """Returns the copies of images that lists have, into the class folders in which they lie, of parts."""
-    files = _files_of(folder)
-    listed = _listed_parts(folder, files.images, files.tables)
-    if listed is None or not _lie_in_classes(listed.parts):
+    listed = _listed_classes(folder, _files_of(folder))
+    if listed is None:
         return {}
     return {Path(part, image.parent.name, image.name): [image] for image, part in listed.parts.items()}
 
 
-def _lie_in_classes(images: Collection[Path]) -> bool:
-    """Returns whether images lie in two or more folders beside each other, which are not called like parts."""
-    folders = {image.parent for image in images}
+def _listed_classes(folder: Path, files: _Files) -> Optional[Listed]:
+    """Returns the parts that lists have of class folders; None without lists, or if these folders are no classes.
+
+    They lie beside each other, are not called like parts, and hold images for training; and if the lists have classes,
+    too, these are the folders.
+    """
+    listed = listed_parts(folder, files.images, files.tables)
+    if listed is None or listed.has_other_classes:
+        return None
+    folders = {image.parent for image in listed.parts}
+    trained = {image.parent for image, part in listed.parts.items() if part == "train"}
     is_part = any(part_named(path.name) is not None for path in folders)
-    return len(folders) > 1 and len({path.parent for path in folders}) == 1 and not is_part
+    is_beside = len({path.parent for path in folders}) == 1
+    return listed if 1 < len(folders) == len(trained) and is_beside and not is_part else None
 
 
 def _lists_hint(folder: Path, files: _Files) -> str:
     """Returns words for a hint with the command that makes parts of class folders by lists; "" without them."""
-    listed = _listed_parts(folder, files.images, files.tables)
-    if listed is None or not _lie_in_classes(listed.parts):
+    listed = _listed_classes(folder, files)
+    if listed is None:
         return ""
     target = new_folder(folder, "parts")
     lists = " and ".join(shown(folder / path) for path in listed.lists)
@@ -589,7 +505,8 @@ def _lists_hint(folder: Path, files: _Files) -> str:
     parts = " and ".join(f"{count:,} in {part}/" for part, count in counts.items())
     alone = len(files.images) - len(listed.parts)
     rest = f", without {counted(alone, 'image')} in none of them" if alone else ""
-    rest += f"; {counted(listed.num_others, 'row')} without an image" if listed.num_others else ""
+    others = "names no single image" if listed.num_others == 1 else "name no single image"
+    rest += f"; {counted(listed.num_others, 'row')} of them {others}" if listed.num_others else ""
     return (
         f"{lists} list the images of parts; copy them into class folders, {parts}{rest}: {SORTING} lists "
         f"{quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
@@ -599,7 +516,7 @@ def _lists_hint(folder: Path, files: _Files) -> str:
 def lists_beside_classes(folder: Path) -> str:
     """Returns words with the command for class folders that have lists of parts beside them; "" without such lists."""
     with suppress(OSError, DataError):
-        if any(_is_table(entry.name) for entry in list_folder(folder)):
+        if any(is_table(entry.name) for entry in list_folder(folder)):
             return _lists_hint(folder, _files_of(folder))
     return ""
 
@@ -632,7 +549,7 @@ def _words(path: Path) -> List[str]:
 
 def _is_of_images(word: str) -> bool:
     """Returns whether a word says nothing but that a file is an image, or of which part."""
-    return part_named(word) in _PARTS or side_named(word) == "images"
+    return part_named(word) in PARTS or side_named(word) == "images"
 
 
 def _telling(words: Sequence[str]) -> _Key:
@@ -671,7 +588,7 @@ def _side(files: Sequence[Path], key_of: Callable[[Path], _Key], leaves_out_comm
 
 
 def _pairs(images: _Side, masks: _Side, has_several: bool = False) -> _Pairs:
-    """Returns the pairs if all masks, and half of the images of their parts, have a partner.
+    """Returns the pairs if all masks have a partner, and half of the images of their parts, or by equal names.
 
     A mask without one may be the second mask of an image, which would be lost.
 
@@ -685,7 +602,8 @@ def _pairs(images: _Side, masks: _Side, has_several: bool = False) -> _Pairs:
     shared = [key for key in masks if key in images]
     parts = {part for part, _ in masks}
     count = sum(part in parts for part, _ in images)
-    is_whole = len(shared) > 1 and len(shared) >= max(len(masks), count / 2)
+    is_same = all(mask.stem == images[key][0].stem for key in shared for mask in masks[key])
+    is_whole = len(shared) > 1 and len(shared) >= max(len(masks), 0 if is_same else count / 2)
     return {images[key][0]: masks[key] for key in shared} if is_whole else {}
 
 
@@ -799,9 +717,9 @@ def _parts_of_pairs(
 ) -> Tuple[Dict[Path, str], List[Path]]:
     """Returns the part of each image, by the words of its folders, or else by lists that have them all, and these."""
     parts = {image: _part_of(image) for image in pairs}
-    if {"train"} < {*parts.values()} <= {*_PARTS.values()}:
+    if {"train"} < {*parts.values()} <= {*PARTS.values()}:
         return parts, []
-    listed = _listed_parts(folder, [*pairs], tables)
+    listed = listed_parts(folder, [*pairs], tables)
     if listed is None or {*listed.parts} != {*pairs}:
         return {}, []
     return listed.parts, listed.lists
@@ -848,7 +766,7 @@ def copies_of_set(folder: Path) -> Copies:
     files: Dict[str, _Pairs] = {}
     for subset, (image, *masks) in masks_of_images(found):
         part = part_in_name(image.name) if found.is_undivided else subset.replace("eval", "validation")
-        of_part = files.setdefault(_PARTS.get(part or "", ""), {})
+        of_part = files.setdefault(PARTS.get(part or "", ""), {})
         of_part[_below(folder, image)] = [_below(folder, mask) for mask in masks]
     has_parts = "train" in files and "" not in files
     pairs = ((part, *pair) for part, of_part in files.items() for pair in of_part.items())

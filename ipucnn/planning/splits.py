@@ -211,7 +211,8 @@ def splits_of_run(
 def _other_network(resolved: Resolved, model: "KerasModel") -> str:
     """Returns words about a plan of a user's network that has changed since, in its weights or multiplications."""
     plan, shape = resolved.plan, tuple(model.inputs[0].shape[1:])
-    if resolved.record.own is None or not isinstance(plan, PipelinePlan):
+    is_of_plan = resolved.origins["pipeline_splits"].giver is Giver.PLAN
+    if resolved.record.own is None or not isinstance(plan, PipelinePlan) or not is_of_plan:
         return ""
     from ipucnn.planning.graphs.keras_graph import graph_of
 

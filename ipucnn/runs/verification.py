@@ -114,7 +114,8 @@ def rounding_of(stock: KerasModel, samples: Samples) -> float:
         for k, (network, inputs) in enumerate(((stock, images), (double, images.astype(np.float64)))):
             outputs = np.asarray(network(inputs, training=False), np.float64)
             differences[k] = max(differences[k], float(np.abs(outputs - exact).max()))
-    return differences[0] / deviation if differences[1] <= _SAME_IN_64_BITS * deviation else 0.0
+    is_same = deviation > 0 and differences[1] <= _SAME_IN_64_BITS * deviation
+    return differences[0] / deviation if is_same else 0.0
 
 
 def take_samples(

@@ -170,8 +170,8 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
         else:
             from ipucnn.datasets.sorting import sorted_part_hint
 
-            command = sorted_part_hint(part, names)
-            hint += f": {command}" if command else ""
+            command, left_out = sorted_part_hint(part, names)
+            hint += f"{left_out}: {command}" if command else ""
         return DataError(
             f"{shown(part)} has the class '{printable(name)}', which the training part lacks; it has '{example}'"
             + (", which differs in case" if alike else ""),

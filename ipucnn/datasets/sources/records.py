@@ -50,7 +50,7 @@ from ipucnn.filesystem import (
     write_cached,
 )
 from ipucnn.machine import num_cores, parallel_map
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 TRAIN, VALIDATION = "train", "validation"
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
@@ -177,7 +177,7 @@ def scan_shard(path: Path, subset: str, size: int) -> Iterator[Union[ScannedReco
         of_plan = "" if size == -1 else f" of the {size:,} in {PLAN_FILE}"
         hint = f"{AGAIN}, or pass --skip-damaged"
         code = "truncated" if count else "empty-file"
-        error = DataError(f"{shown(path)} has {count:,} records{of_plan}", hint, code)
+        error = DataError(f"{shown(path)} has {counted(count, 'record')}{of_plan}", hint, code)
         yield replace(problem_of(error, subset, printable(path.name), path), has_rest=True)
 
 

@@ -4,6 +4,7 @@ Training reads samples in any order, which TFDS's files do not support.  So a se
 images have one size, else as encoded bytes.  Sets that take more than half of the memory are rejected.
 """
 
+import io
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
+import ipucnn
 from ipucnn.aliases import TfdsBuilder
 from ipucnn.datasets.base import (
     ArrayExamples,
@@ -21,7 +23,7 @@ from ipucnn.datasets.base import (
     data_source,
 )
 from ipucnn.datasets.formats import base_name
-from ipucnn.datasets.forms import displayed, opened
+from ipucnn.datasets.forms import pillow
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.documents import load_record
@@ -29,6 +31,7 @@ from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.events import Progress, emit
 from ipucnn.filesystem import shown, user_error_of
 from ipucnn.system_programs import run_program
+from ipucnn.text import printable
 
 EVAL_SPLITS = ("validation", "val", "valid", "test")
 """Names of splits for evaluation, in the order of folders of images: ``test`` serves only if nothing else does.
@@ -50,9 +53,9 @@ import sys
 sys.path[:] = [folder for folder in sys.path if folder]
 import json
 try:
-    import tensorflow_datasets as tfds
-    tfds.disable_progress_bar()
-    builder = tfds.builder(sys.argv[1], data_dir=sys.argv[2])
+    sys.path.append(sys.argv[3])
+    from ipucnn.datasets.sources.tfds import import_tfds
+    builder = import_tfds().builder(sys.argv[1], data_dir=sys.argv[2])
     builder.download_and_prepare()
     answer = {"folder": str(getattr(builder, "data_path", None) or builder.data_dir)}
 except Exception as error:
@@ -63,7 +66,8 @@ print(json.dumps(answer))
 """
 
 
-def _import_tfds() -> ModuleType:
+def import_tfds() -> ModuleType:
+    """Imports TFDS, which then refuses modules that data sets name.  Raises MissingError."""
     try:
         import tensorflow_datasets
 
@@ -109,9 +113,10 @@ def prepare(name: str, data_dir: Path) -> Path:
         MissingError: the set does not exist, the network fails, or tensorflow-datasets is not installed.
         DataError: the folder cannot be written.
     """
-    _import_tfds()
+    import_tfds()
     # A process of its own: preparing imports TensorFlow, see `_read_split`.
-    ran = run_program([sys.executable, "-c", _PREPARE, name, str(data_dir)], timeout_s=None)
+    package = str(Path(ipucnn.__file__).resolve().parents[1])
+    ran = run_program([sys.executable, "-c", _PREPARE, name, str(data_dir), package], timeout_s=None)
     with suppress(ValueError, KeyError, TypeError):
         answer = load_record(ran.output.splitlines()[-1] if ran.output else "")
         if "folder" in answer:
@@ -158,7 +163,7 @@ def open_builder(name: str, folder: Path) -> Tuple[TfdsBuilder, str, str]:
         MissingError: tensorflow-datasets is not installed.
         DataError: the description is damaged, or the set is no 8-bit image classification set.
     """
-    tfds = _import_tfds()
+    tfds = import_tfds()
     try:
         builder = tfds.builder_from_directory(str(folder))
         image_key, label_key = _features(builder, tfds, name)
@@ -187,7 +192,7 @@ def eval_split(builder: TfdsBuilder) -> Optional[str]:
 
 def unread(builder: TfdsBuilder, keys: Sequence[str]) -> Tuple[List[str], List[str]]:
     """Returns the features with images or classes that serve for nothing, and such splits."""
-    tfds, splits = _import_tfds(), builder.info.splits
+    tfds, splits = import_tfds(), builder.info.splits
     kinds = (tfds.features.Image, tfds.features.ClassLabel)
     features = [key for key, feature in builder.info.features.items() if isinstance(feature, kinds)]
     read = {"train", eval_split(builder)}
@@ -249,9 +254,10 @@ def open_tfds(name: str, folder: Path) -> DataSource:
                 else EncodedExamples(tuple(data), labels, origin)
             )
         if split is None:
-            whole, end = parts[0], round(0.9 * len(parts[0]))
+            whole = parts[0]
+            end = min(round(0.9 * len(whole)), len(whole) - 1)
             parts = [whole.subset(np.arange(end)), whole.subset(np.arange(end, len(whole)))]
-            if not all(map(len, parts)):
+            if not end:
                 raise DataError(
                     f"data set {name} has one image alone, and none can be held out", "choose another"
                 )
@@ -307,18 +313,26 @@ def _read_split(
 
 
 def _decoded(data: List[bytes], shape: Tuple[int, int, int], origin: str) -> np.ndarray:
-    """Decodes images of one size as viewers show them, and releases their encoded form.
+    """Decodes images of one size as TFDS does, and releases their encoded form: as stored, without tags of orientation.
 
     Returns:
-        uint8 [n, height, width, channels].
+        uint8 [n, height, width, channels]; transparency is dropped.
     """
+    Image, hint = pillow(), "prepare the data set again"
     images: np.ndarray = np.empty((len(data), *shape), np.uint8)
     for number in range(len(data)):
         name = f"image {number} of {origin}"
-        with opened(data[number], name) as file:
-            pixels = np.asarray(displayed(file.page(), name, shape[-1]))
-        if pixels.shape[:2] != shape[:2]:
-            size = "x".join(map(str, pixels.shape[:2]))
-            raise DataError(f"{name} has {size} pixels, not {shape[0]}x{shape[1]}", "prepare the set again")
+        try:
+            with Image.open(io.BytesIO(data[number])) as image:
+                if (image.height, image.width) != shape[:2]:
+                    size = f"{image.height}x{image.width}"
+                    raise DataError(f"{name} has {size} pixels, not {shape[0]}x{shape[1]}", hint)
+                pixels = np.asarray(image.convert("L" if shape[2] == 1 else "RGB"))
+        except DataError:
+            raise
+        except Exception as error:  # Pillow raises nearly any type for damaged images
+            raise DataError(
+                f"{name} cannot be decoded: {printable(str(error))}", hint, "unreadable"
+            ) from error
         images[number], data[number] = pixels.reshape(shape), b""
     return images

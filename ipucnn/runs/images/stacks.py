@@ -37,7 +37,7 @@ _MICROMETRES = {
     "cm": 1e4,
     "m": 1e6,
 }
-_SECONDS = {"ns": 1e-9, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"ns": 1e-9, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Units of OME-XML: https://www.openmicroscopy.org/Schemas/Documentation/Generated/OME-2016-06/ome_xsd.html."""
 _NO_UNIT = 1
 
@@ -122,17 +122,20 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
     unit, remarks = pixels.get("PhysicalSizeXUnit", "\u00b5m"), []
     sizes = {axis: _length(pixels, axis, unit) for axis in "XYZ" if pixels.get(f"PhysicalSize{axis}")}
     resolution, kept = None, {}
-    if sizes.get("X") and sizes.get("Y"):
-        x, y = (Fraction(1 / float(sizes[axis] or 0)).limit_denominator(10**6) for axis in "XY")
+    x, y = (Fraction(1 / (sizes.get(axis) or math.inf)).limit_denominator(10**6) for axis in "XY")
+    if min(x, y) > 0:
         resolution = (x, y)
         kept["unit"] = unit
         if sizes.get("Z"):
             kept["spacing"] = f"{sizes['Z']:.9g}"
     if None in sizes.values() or (sizes and resolution is None):
-        remarks.append("a pixel size in one direction alone or in an unknown unit, which the results lack")
+        remarks.append(
+            "a pixel size in one direction alone, in an unknown unit or of no amount, which the results lack"
+        )
     if pixels.get("TimeIncrement") and pixels.get("TimeIncrementUnit", "s") in _SECONDS:
         seconds = float(pixels.get("TimeIncrement", 0)) * _SECONDS[pixels.get("TimeIncrementUnit", "s")]
-        kept["finterval"] = f"{seconds:.9g}"
+        if 0 < seconds < math.inf:
+            kept["finterval"] = f"{seconds:.9g}"
     counts = {axis: count for axis, count in zip(axes, shape) if axis not in "YXS"}
     order = [axis for axis in _IMAGEJ_AXES if axis in counts]
     total = math.prod(counts.values())
@@ -146,15 +149,17 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
             "hyperstack": "true",
             **kept,
         }
-    elif len(counts) > 1:
+    elif len(counts) > 1 or not counts.keys() <= {*_IMAGEJ_AXES}:
         lost = "".join(counts)
         remarks.append(f"axes {lost}, and the results have plain pages in this order: ImageJ's axes are TZC")
     return Stack(resolution, _NO_UNIT, tuple(kept.items()), tuple(remarks))
 
 
 def _length(pixels: ElementTree.Element, axis: str, unit: str) -> Optional[float]:
-    """Returns OME's size of a pixel along an axis in a unit; None if one of the two units is not known."""
+    """Returns OME's size of a pixel along an axis in a unit; None if it is no size, or a unit is not known."""
     size, own = float(pixels.get(f"PhysicalSize{axis}", 0)), pixels.get(f"PhysicalSize{axis}Unit", "\u00b5m")
+    if not 0 < size < math.inf:
+        return None
     if own == unit:
         return size
     return size * _MICROMETRES[own] / _MICROMETRES[unit] if {own, unit} <= _MICROMETRES.keys() else None
