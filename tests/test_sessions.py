@@ -106,7 +106,7 @@ def test_training_is_a_sequence_of_events(session):
 
 
 @pytest.mark.slow_cases("ipu-custom")
-@pytest.mark.slow_cases("host-custom", "ipu-batch")
+@pytest.mark.slow_cases("host-custom")
 @pytest.mark.parametrize("norm", ["batch", "custom"])
 def test_a_trainer_continues_from_a_state(session, norm):
     """Half of a run, and the rest in another trainer, give the bytes of one run."""

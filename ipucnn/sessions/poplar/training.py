@@ -19,7 +19,6 @@ import tensorflow as tf
 from tensorflow import keras
 
 from ipucnn.aliases import Tensor, TfDataset, TfVariable
-from ipucnn.models.keras_config import stock_kind
 from ipucnn.models.names import statistics_of
 from ipucnn.sessions.evaluated import why_statistics_are_lost
 from ipucnn.sessions.poplar.batches import BatchStream, training_batches
@@ -296,7 +295,8 @@ class TrainedNetwork:
 
     def _draws_random_numbers(self) -> bool:
         """Returns whether the program uses the IPUs' random number generator."""
-        layers = {stock_kind(layer) for layer in self.network.model.layers}
+        # Dropout is the addons' class, which is none of Keras's or of this package's.
+        layers = {type(layer).__name__ for layer in self.network.model.layers}
         return self._ipus.config.stochastic_rounding != "OFF" or "Dropout" in layers
 
 
