@@ -147,11 +147,11 @@ def shared(micro_batches, accumulation=None, group=1):
     return make_program(2, accumulation, replicas, dbn_replica_group_size=group)
 
 
-def chosen(available, devices=None, micro_batches=8, fused=None, group=1, **options):
-    """Returns the number of devices, of those available, that share a weight update."""
+def chosen(available, devices=None, micro_batches=8, fused=None, group=1, workers=1, **options):
+    """Returns the number of each worker's devices, of those available, that share a weight update."""
     program, config = shared(micro_batches, group=group), RunConfig(devices=devices, **options)
-    number = choose_devices(program, config, 1, Capacity(devices=available), fused)
-    check_sharing(program, config, 1, number, fused)
+    number = choose_devices(program, config, workers, Capacity(devices=available), fused)
+    check_sharing(program, config, workers, number, fused)
     return number
 
 
@@ -168,6 +168,9 @@ def chosen(available, devices=None, micro_batches=8, fused=None, group=1, **opti
         # --max-workers no longer matters if a checkpoint fixes the groups of fused micro-batches.
         (4, dict(available=4, max_workers=2, fused=1)),
         (1, dict(available=1, devices=1)),
+        (2, dict(available=3, workers=2)),
+        (4, dict(available=4, workers=2)),
+        (1, dict(available=4, workers=8)),
     ],
 )
 def test_gpus_that_share_a_weight_update_evenly_are_used(expected, given):
