@@ -81,11 +81,11 @@ RunWriter.write_checkpoint = write_checkpoint
 from dataclasses import replace
 from ipucnn.runs.train import TrainingRun
 dataset = TrainingRun.dataset
-def other_dataset(self, *args):
+def other_dataset(self, *args, **named):
     kept = self.context
     self.context = replace(kept, seed=kept.seed + (kept.start.checkpoint is not None))
     try:
-        return dataset(self, *args)
+        return dataset(self, *args, **named)
     finally:
         self.context = kept
 TrainingRun.dataset = other_dataset
