@@ -79,11 +79,12 @@ RunWriter.write_checkpoint = write_checkpoint
     # This build draws the order and augmentation of a continued run from another seed.
     "seed": """
 from dataclasses import replace
+from ipucnn.runs.resume import Continue
 from ipucnn.runs.train import TrainingRun
 dataset = TrainingRun.dataset
 def other_dataset(self, *args, **named):
     kept = self.context
-    self.context = replace(kept, seed=kept.seed + (kept.start.checkpoint is not None))
+    self.context = replace(kept, seed=kept.seed + isinstance(kept.start, Continue))
     try:
         return dataset(self, *args, **named)
     finally:
