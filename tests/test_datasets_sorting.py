@@ -457,10 +457,15 @@ def test_tables_without_classes_give_no_command_and_are_named_with_the_reason(ro
 @pytest.mark.parametrize(
     "name, data, reason",
     [
-        ("t.csv", "n,label\n0.png,löwe".encode("latin-1"), "set/t.csv, line 2: byte 0xf6 is not UTF-8 text"),
+        (
+            "labels.csv",
+            "n,label\n0.png,löwe".encode("latin-1"),
+            "set/labels.csv, line 2: byte 0xf6 is not UTF-8",
+        ),
+        ("prices.csv", "n,price\nlöwe,1".encode("latin-1"), ""),
         ("read me.txt", "löwe".encode("latin-1"), ""),
-        ("t.jsonl", b'{"file_name": "0.png"}\nx\n', "set/t.jsonl, line 2, is no object"),
-        ("t.jsonl", b"1\n2\n", "set/t.jsonl, line 1, is no object"),
+        ("metadata.jsonl", b'{"file_name": "0.png"}\nx\n', "set/metadata.jsonl, line 2, is no object"),
+        ("metadata.jsonl", b"1\n2\n", "set/metadata.jsonl, line 1, is no object"),
         ("labels.xlsx", b"PK", "set/labels.xlsx is not read"),
         ("photos/0.xml", b"<a/>", "set/photos/0.xml is not read"),
         ("package.json", b"{}", ""),
@@ -977,7 +982,8 @@ def test_pairs_are_copied_into_the_parts_of_lists():
         ("trainLabels.csv", [("id", "label"), *((k, "ab"[k % 2]) for k in range(1, 5))]),  # of another part
         ("sample_submission.csv", [("id", "label"), *((k, "ab"[k % 2]) for k in range(1, 9))]),
         ("rain.csv", [("file", "has_rain"), *((f"{k}.png", "ab"[k % 2]) for k in range(1, 9))]),
-        ("labels.csv", [("id", "label"), *((f"train/a/{k}.png", "a") for k in range(1, 5))]),  # other images
+        ("labels.csv", [("id", "label"), *((f"train/a/{k}.png", "ab"[k % 2]) for k in range(1, 9))]),
+        ("labels.csv", [("id", "label"), *((f"{'ab'[k % 2]}/{k}.png", "ab"[k % 2]) for k in range(1, 9))]),
     ],
 )
 def test_tables_that_are_not_of_a_part_sort_nothing_in_it(name, rows):
@@ -1027,3 +1033,72 @@ def test_lists_have_names_with_blanks_and_every_list_of_a_part_counts():
     assert "sorting" not in refused("set", "classification")
     write("set/training.txt", *names[:6])  # more than train.txt, as trainval.txt
     assert "4 in train/" in refused("set", "classification")
+
+
+def test_lists_with_an_image_in_another_class_folder_or_in_the_root_make_no_class_folders(run):
+    names = by_class()
+    for change in (lambda name: name.replace("cat/", "dog/"), lambda name: name.replace("cat/", "/")):
+        for part, of_part in (("train", names[:8]), ("test", names[8:])):
+            write(f"set/{part}.txt", *map(change, of_part))
+        assert ("sorting" in refused("set", "classification")) == ("dog/animal_1." not in change(names[1]))
+    for k in range(4):
+        save(f"root/r{k}.png", k), save(f"root/cat/c{k}.png", k)
+    for part, numbers in (("train", (0, 1, 2)), ("test", (3,))):
+        write(f"root/{part}.txt", *(name for k in numbers for name in (f"r{k}.png", f"cat/c{k}.png")))
+    assert sorting.main(["lists", "new", "root"]) == 3
+    Path("root/train.jsonl").write_text("{}\n{}\n")
+    assert run("verify-dataset", "root")[0] in (2, 3)
+
+
+@pytest.mark.parametrize("root", ["set", "."])
+def test_cells_may_begin_with_the_folder_itself(root, monkeypatch):
+    for k in range(6):
+        save(f"set/images/i{k}.png", k)
+    write("set/labels.csv", "path,label", *(f"set/i{k}.png,{'ab'[k % 2]}" for k in range(6)))
+    if root == ".":
+        monkeypatch.chdir("set")
+    assert "sorting classes" in refused(root, "classification")
+
+
+def test_tables_of_two_parts_are_sorted_into_both():
+    """Their names say the parts, as in Oxford-IIIT Pets."""
+    for k in range(20):
+        save(f"set/images/subject{k % 5}/{k}.png", k)
+    for name, numbers in (("trainval", range(12)), ("test", range(12, 20))):
+        rows = (f"subject{k % 5}/{k}.png,{'well' if k % 2 else 'ill'}" for k in numbers)
+        write(f"set/{name}.csv", "file,label", *rows)
+    assert "without" not in refused("set", "classification").partition("sorting")[0]
+    source = followed("set", "classification")
+    for examples, numbers in ((source.train, range(12)), (source.eval, range(12, 20))):
+        found = labels_by_value(examples, source.info.class_names)
+        assert found == {k: "well" if k % 2 else "ill" for k in numbers}
+
+
+def test_lists_beside_class_folders_with_other_classes_are_said_to_be_unread():
+    names = by_class(".")
+    for part, of_part in (("train", names[:9]), ("test", names[9:])):
+        write(f"set/{part}.csv", *(f"{name},{'dog' if 'cat' in name else 'cat'}" for name in of_part))
+    (line,) = [line for line in opened("set", "classification").info.warnings if "lists" in line]
+    assert "have other classes than the folders" in line
+
+
+def test_a_column_that_equals_the_folders_settles_the_classes():
+    names = [(folder, k) for folder in "abcd" for k in range(6)]
+    for folder, k in names:
+        save(f"set/images/{folder}/{folder}{k}.png", k)
+    for part, numbers in (("train", range(4)), ("test", range(4, 6))):
+        rows = (
+            f"{folder}/{folder}{k}.png,{folder},{'xy'[folder in 'ab']}" for folder, k in names if k in numbers
+        )
+        write(f"set/{part}.csv", "path,label,kind", *rows)
+    assert "list the images of parts" in refused("set", "classification")
+
+
+def test_files_that_tell_no_classes_concern_no_other_error():
+    for part in ("train", "training"):
+        save(f"set/{part}/a/0.png", 0), save(f"set/{part}/b/0.png", 0)
+    Path("set/annotations.json").write_text("{}")
+    error = check_raises(
+        UserError, "several folders", "", choose_dataset, "set", Path("."), home="", task="classification"
+    )
+    assert "annotations" not in error.message

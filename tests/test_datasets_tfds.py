@@ -355,10 +355,13 @@ def test_images_of_one_size_are_those_of_tfds_without_their_tags(tmp_path, monke
         encode(image_of(1, (8, 6, 3)), exif=exif),
         encode(Image.fromarray(np.dstack([image_of(2, (8, 6, 3)), np.full((8, 6), 9, np.uint8)]))),
         encode(Image.fromarray(image_of(3, (8, 6, 3))).quantize(5)),
+        encode(Image.fromarray(np.linspace(0, 65535, 48).astype(np.uint16).reshape(8, 6))),
     ]
     read = tfds_reader._decoded([*encoded], (8, 6, 3), "set")
     expected = [tf.io.decode_image(one, channels=3, expand_animations=False).numpy() for one in encoded]
     np.testing.assert_array_equal(read, expected)
+    grey = tf.io.decode_image(encoded[3], channels=1, expand_animations=False).numpy()
+    np.testing.assert_array_equal(tfds_reader.stored_pixels(encoded[3], 1, "x"), grey)
     check_raises(
         DataError,
         "image 0 of set cannot be decoded",

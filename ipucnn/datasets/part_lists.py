@@ -35,7 +35,7 @@ def listed_parts(folder: Path, images: Sequence[Path], tables: Sequence[Path]) -
         folder: the folder.
         images, tables: images, and files that may be lists, as paths below it.
     """
-    names = Names(images, folder.name)
+    names = Names(images, folder.name, {image.parent.name for image in images})
     found = [*_by_part(folder, tables, names), *_by_number(folder, tables, names)]
     found = [one for one in found if {*one.parts} == {*images}] or found
     return found[0] if found and all(one.parts == found[0].parts for one in found) else None
@@ -96,9 +96,10 @@ def _images(listed: Sequence[ListedImage]) -> List[Path]:
 
 
 def _has_other_classes(listed: Sequence[ListedImage]) -> bool:
-    """Returns whether further cells have few values, as classes have, and not one for each folder."""
+    """Returns whether further cells have few values, as classes have, and none has one for each folder."""
     named = [(one.image.parent, one.others) for one in listed if one.image is not None]
     folders = {folder for folder, _ in named}
+    differ = False
     for column in range(min((len(others) for _, others in named), default=0)):
         pairs = {(folder, others[column]) for folder, others in named}
         values = {value for _, value in pairs}
@@ -107,6 +108,7 @@ def _has_other_classes(listed: Sequence[ListedImage]) -> bool:
         are_names = {value.casefold() for value in values} == {folder.name.casefold() for folder in folders}
         if are_names and any(value.casefold() != folder.name.casefold() for folder, value in pairs):
             return True
-        if not len(pairs) == len(values) == len(folders):
-            return True
-    return False
+        if len(pairs) == len(values) == len(folders):
+            return False
+        differ = True
+    return differ

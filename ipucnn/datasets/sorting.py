@@ -9,6 +9,7 @@ copies; the files stay where they are.
 """
 
 import csv
+import itertools
 import os
 import re
 import shutil
@@ -186,10 +187,11 @@ class _Table(NamedTuple):
 
 
 class _NoTable(NamedTuple):
-    """Why a file does not tell the classes of images, "" if it is not about them; and whether it names them."""
+    """Why a file does not tell the classes of images, "" if it is not about them; whether it names them; its name."""
 
     reason: str = ""
     is_about: bool = False
+    name: str = ""
 
 
 def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
@@ -204,16 +206,16 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
     try:
         cells = rows(folder / path)
     except DataError as error:
-        return _NoTable("" if is_text else error.message)
+        return _NoTable("" if is_text else error.message, name=path.stem)
     except csv.Error as error:
-        return _NoTable("" if is_text else f"{name} is no table: {printable(str(error))}")
+        return _NoTable("" if is_text else f"{name} is no table: {printable(str(error))}", name=path.stem)
     if len(cells) < 3:
         return _NoTable()
     if len({len(row) for row in cells}) > 1:
         # A comma without quotes moves the cells behind it.
         about = [row for row in cells if any(names.image(cell) is not None for cell in row)]
         other = next(row for row in cells if len(row) != len(cells[0]))
-        if is_text or len(about) < SHARE * (len(cells) - 1):
+        if len(about) < max(SHARE * (len(cells) - 1), 10 * is_text):
             return _NoTable()
         text = f"the row of {printable(other[0])} has {counted(len(other), 'cell')}, and the first row {len(cells[0])}"
         return _NoTable(f"{name}: {text}", True)
@@ -299,6 +301,7 @@ def _label_columns(
     if len(set(header)) < len(header):
         return [], []
     others = [k for k in range(len(header)) if k != names and header[k] and not _divides(header[k])]
+    others = [k for k in others if header[k].isprintable()]  # it can be typed
     hot = [k for k in others if {row[k] for row in rows} <= {*_HOT, "0", "0.0"}]
     if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
         columns = [header[k] for k in hot]
@@ -347,6 +350,8 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     tables = sorted((one for one in read if isinstance(one, _Table)), key=lambda one: -len(one.rows))
     if not tables:
         reasons = [one for one in read if isinstance(one, _NoTable) and one.reason]
+        # A table that cannot be read may be about anything.
+        reasons = [one for one in reasons if one.is_about or _OF_IMAGES.search(one.name)]
         stems = {path.stem for path in files.images}
         unread = [path for path in files.unread if path.stem in stems or _OF_IMAGES.search(path.stem)]
         if reasons and (not unread or any(one.is_about for one in reasons)):
@@ -356,8 +361,10 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     by_part: Dict[str, _Table] = {}
     for table in tables:
         parts = {_part_of(image) for image in table.rows}
-        by_part.setdefault(parts.pop() if len(parts) == 1 else "", table)
-    if "train" in by_part:
+        part = parts.pop() if len(parts) == 1 else ""
+        by_part.setdefault(part or part_in_name(table.path.stem)[1], table)
+    is_alike = len({table.columns[0] for table in by_part.values()}) == 1
+    if "train" in by_part and is_alike:
         by_part.pop("", None)
     else:
         by_part = {"": tables[0]}
@@ -397,17 +404,18 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
     """
     with suppress(OSError, DataError):
         files = _files_of(part)
-        folders = [path.name for path in subfolders(part.parent)]
-        names, own = (
-            Names(files.images, part.name, (*folders, *classes)),
-            PARTS.get(part_named(part.name) or "", ""),
-        )
+        others = [path for path in subfolders(part.parent) if path.name != part.name]
+        folders = [path.name for path in others if part_named(path.name) in PARTS]
+        names, own = Names(files.images, part.name, folders), PARTS.get(part_named(part.name) or "", "")
         beside = [Path("..", entry.name) for entry in list_folder(part.parent) if is_table(entry.name)]
         beside = [path for path in beside if part_in_name(path.stem)[1] in ("", own)]
         for path in filter(_may_be_true, [*files.tables[:_MOST_TABLES], *beside]):
             table = _table(part, path, names)
             if isinstance(table, _NoTable):
                 continue
+            named = itertools.chain.from_iterable([*table.rows.values()][:20])
+            if any((other / cell).is_file() for cell in named if "/" in cell for other in others):
+                continue  # the images of another part
             column, of_images = table.columns[0], table.classes(table.columns[0])
             is_named = table.header[0] == "1" or column == _ONE_HOT or _is_called_label(column)
             if not is_named or not {*of_images.values()} <= {*classes}:
@@ -490,7 +498,7 @@ def _listed_classes(folder: Path, files: _Files) -> Optional[Listed]:
     folders = {image.parent for image in listed.parts}
     trained = {image.parent for image, part in listed.parts.items() if part == "train"}
     is_part = any(part_named(path.name) is not None for path in folders)
-    is_beside = len({path.parent for path in folders}) == 1
+    is_beside = Path() not in folders and len({path.parent for path in folders}) == 1
     return listed if 1 < len(folders) == len(trained) and is_beside and not is_part else None
 
 
@@ -517,7 +525,12 @@ def lists_beside_classes(folder: Path) -> str:
     """Returns words with the command for class folders that have lists of parts beside them; "" without such lists."""
     with suppress(OSError, DataError):
         if any(is_table(entry.name) for entry in list_folder(folder)):
-            return _lists_hint(folder, _files_of(folder))
+            files = _files_of(folder)
+            listed = listed_parts(folder, files.images, files.tables)
+            named = [] if listed is None else [shown(folder / path) for path in listed.lists]
+            other = f"{' and '.join(named)} have other classes than the folders, or several columns of them"
+            is_other = listed is not None and listed.has_other_classes
+            return other if is_other else _lists_hint(folder, files)
     return ""
 
 

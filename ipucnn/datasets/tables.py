@@ -40,12 +40,11 @@ class Names:
     Args:
         images: the images, as paths below the folder.
         root: the name of the folder.
-        folders: names of further folders of the set.
+        folders: names of folders of the set, none of which may hold the image of a cell that names another one.
     """
 
     def __init__(self, images: Sequence[Path], root: str, folders: Collection[str] = ()) -> None:
-        self._root = root
-        self._folders = {*folders, root, *(image.parent.name for image in images)} - {""}
+        self._root, self._folders = root, {*folders}
         self._images: Dict[str, List[Path]] = {}
         for image in images:
             for key in {image.name, image.stem}:
@@ -54,7 +53,7 @@ class Names:
     def image(self, cell: str) -> Optional[Path]:
         """Returns the only image that a cell names, by its name or as much of its path as the cell has; or None.
 
-        A cell that puts the image into another folder of the set names none.
+        A cell that puts the image into another one of the folders names none.
         """
         parts = [part for part in re.split(r"[/\\]", cell) if part not in ("", ".")]
         images = self._images.get(parts[-1], []) if parts else []
@@ -65,8 +64,7 @@ class Names:
             images = near or images
         if len(images) != 1:
             return None
-        folder = images[0].parent.name or self._root
-        is_elsewhere = len(parts) > 1 and parts[-2] in self._folders and parts[-2] != folder
+        is_elsewhere = self._folders & {*parts[:-1]} - {self._root, *images[0].parent.parts}
         return None if is_elsewhere else images[0]
 
 
@@ -125,7 +123,7 @@ def listed_images(path: Path, names: Names) -> List[ListedImage]:
         cells = rows(path)
         if (
             len({len(row) for row in cells}) != 1
-            or len(cells[0]) == 1
+            or len(cells[0]) < 2
             or all(row[0].isdigit() for row in cells[1:])
         ):
             return []

@@ -6,6 +6,7 @@ images have one size, else as encoded bytes.  Sets that take more than half of t
 
 import io
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -53,7 +54,7 @@ import sys
 sys.path[:] = [folder for folder in sys.path if folder]
 import json
 try:
-    sys.path.append(sys.argv[3])
+    sys.path.insert(0, sys.argv[3])  # the same ipucnn
     from ipucnn.datasets.sources.tfds import import_tfds
     builder = import_tfds().builder(sys.argv[1], data_dir=sys.argv[2])
     builder.download_and_prepare()
@@ -312,27 +313,41 @@ def _read_split(
     return data, np.array(labels, np.int32)
 
 
-def _decoded(data: List[bytes], shape: Tuple[int, int, int], origin: str) -> np.ndarray:
-    """Decodes images of one size as TFDS does, and releases their encoded form: as stored, without tags of orientation.
+def stored_pixels(data: bytes, channels: int, origin: str) -> np.ndarray:
+    """Decodes an image of a set whose images have one size, as TFDS does: as stored, without tags of orientation.
+
+    Transparency is dropped, and of 16 bits the high byte counts (``tf.io.decode_image``).
 
     Returns:
-        uint8 [n, height, width, channels]; transparency is dropped.
+        uint8 [height, width, channels].
+
+    Raises:
+        DataError: it cannot be decoded.
     """
-    Image, hint = pillow(), "prepare the data set again"
+    try:
+        # Pillow warns of palettes with transparency, which does not count here.
+        with warnings.catch_warnings(), pillow().open(io.BytesIO(data)) as image:
+            warnings.simplefilter("ignore", UserWarning)
+            if image.mode.startswith("I"):
+                high = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
+                return np.repeat(high[..., np.newaxis], channels, axis=2)
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+            return pixels.reshape(*pixels.shape[:2], channels)
+    except Exception as error:  # Pillow raises nearly any type for damaged images
+        text = f"{origin} cannot be decoded: {printable(str(error))}"
+        raise DataError(text, "prepare the data set again", "unreadable") from error
+
+
+def _decoded(data: List[bytes], shape: Tuple[int, int, int], origin: str) -> np.ndarray:
+    """Decodes images of one size, and releases their encoded form; uint8 [n, height, width, channels]."""
     images: np.ndarray = np.empty((len(data), *shape), np.uint8)
     for number in range(len(data)):
         name = f"image {number} of {origin}"
-        try:
-            with Image.open(io.BytesIO(data[number])) as image:
-                if (image.height, image.width) != shape[:2]:
-                    size = f"{image.height}x{image.width}"
-                    raise DataError(f"{name} has {size} pixels, not {shape[0]}x{shape[1]}", hint)
-                pixels = np.asarray(image.convert("L" if shape[2] == 1 else "RGB"))
-        except DataError:
-            raise
-        except Exception as error:  # Pillow raises nearly any type for damaged images
+        pixels = stored_pixels(data[number], shape[2], name)
+        if pixels.shape != shape:
+            size = "x".join(map(str, pixels.shape[:2]))
             raise DataError(
-                f"{name} cannot be decoded: {printable(str(error))}", hint, "unreadable"
-            ) from error
-        images[number], data[number] = pixels.reshape(shape), b""
+                f"{name} has {size} pixels, not {shape[0]}x{shape[1]}", "prepare the data set again"
+            )
+        images[number], data[number] = pixels, b""
     return images

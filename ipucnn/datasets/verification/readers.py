@@ -365,7 +365,7 @@ def tfds_samples(survey: Survey, folder: Path) -> SamplesBySubset:
     def scan(path: Path, subset: str, _: int) -> Iterator[Union[ScannedRecord, Problem]]:
         return guarded(scan_records(path), subset, printable(path.name), path)
 
-    form = _RecordForm(image_key, label_key, channels, scan, ending=".tfrecord")
+    form = _RecordForm(image_key, label_key, channels, scan, survey.shape is not None, ending=".tfrecord")
     by_subset = {}
     for subset, split in chosen.items():
         if split is not None:
@@ -395,7 +395,9 @@ def imagenet_samples(survey: Survey, found: Found) -> SamplesBySubset:
         if not is_right:
             survey.find("checksum", None, f"{printable(name)}: its SHA-256 is not that in {CHECKSUMS_FILE}")
     labels = range(1, len(survey.class_names) + 1)
-    form = _RecordForm(imagenet.ENCODED, imagenet.LABEL, 3, imagenet.scan_shard, labels, names_cut=True)
+    form = _RecordForm(
+        imagenet.ENCODED, imagenet.LABEL, 3, imagenet.scan_shard, labels=labels, names_cut=True
+    )
     by_subset = {}
     for subset, name in ((TRAIN, imagenet.TRAIN), (EVAL, imagenet.VALIDATION)):
         shards = list(zip(shards_of.get(name, []), sizes.get(name, [])))
@@ -410,6 +412,7 @@ class _RecordForm(NamedTuple):
         image, label, channels: the names of the features of an image and of its class, and the channels of an image.
         scan: the function that yields the records of a file, with problems, from its subset and its expected number of
             records, or -1.
+        has_one_size: whether the images are TFDS's of one size, which are decoded as it does.
         labels: the valid labels; None: they are checked as those of other sets.
         ending: what is in the names of files that can be read.
         names_cut: whether ``scan`` names a file with fewer records than expected as a problem.
@@ -419,6 +422,7 @@ class _RecordForm(NamedTuple):
     label: str
     channels: int
     scan: Callable[[Path, str, int], Iterable[Union[ScannedRecord, Problem]]]
+    has_one_size: bool = False
     labels: Optional[range] = None
     ending: str = ""
     names_cut: bool = False
@@ -497,6 +501,11 @@ def _read_record(survey: Survey, form: _RecordForm, place: Tuple[str, int, int],
         text = f"label {label}, labels are {form.labels[0]} to {form.labels[-1]}"
         raise DataError(text, "correct the labels, or remove the samples", "label-range")
     first = 0 if form.labels is None else form.labels[0]
+    if form.has_one_size:
+        from ipucnn.datasets.sources.tfds import stored_pixels
+
+        pixels = stored_pixels(data, form.channels, place_of(*place))[np.newaxis]
+        return Decoded(measure(pixels), np.array([label - first]), pixels if is_drawn else None)
     return decode_image(data, place_of(*place), label - first, is_drawn, survey.max_pixels, form.channels)
 
 

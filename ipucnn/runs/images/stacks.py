@@ -122,7 +122,7 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
     unit, remarks = pixels.get("PhysicalSizeXUnit", "\u00b5m"), []
     sizes = {axis: _length(pixels, axis, unit) for axis in "XYZ" if pixels.get(f"PhysicalSize{axis}")}
     resolution, kept = None, {}
-    x, y = (Fraction(1 / (sizes.get(axis) or math.inf)).limit_denominator(10**6) for axis in "XY")
+    x, y = (Fraction(1 / (sizes.get(axis) or math.inf)).limit_denominator(10**9) for axis in "XY")
     if min(x, y) > 0:
         resolution = (x, y)
         kept["unit"] = unit
@@ -157,8 +157,11 @@ def _ome_stack(description: str, axes: str, shape: Tuple[int, ...], num_pages: i
 
 def _length(pixels: ElementTree.Element, axis: str, unit: str) -> Optional[float]:
     """Returns OME's size of a pixel along an axis in a unit; None if it is no size, or a unit is not known."""
-    size, own = float(pixels.get(f"PhysicalSize{axis}", 0)), pixels.get(f"PhysicalSize{axis}Unit", "\u00b5m")
-    if not 0 < size < math.inf:
+    size, own = 0.0, pixels.get(f"PhysicalSize{axis}Unit", "\u00b5m")
+    with contextlib.suppress(ValueError):
+        size = float(pixels.get(f"PhysicalSize{axis}", 0))
+    # TIFF has 32 bits for each side of a fraction.
+    if not 1e-9 < size < 1e9:
         return None
     if own == unit:
         return size
