@@ -1068,6 +1068,10 @@ def test_tables_of_two_parts_are_sorted_into_both():
         rows = (f"subject{k % 5}/{k}.png,{'well' if k % 2 else 'ill'}" for k in numbers)
         write(f"set/{name}.csv", "file,label", *rows)
     assert "without" not in refused("set", "classification").partition("sorting")[0]
+    os.rename("set/test.csv", "test.csv")
+    write("set/all.csv", "file,label", *(f"{k}.png,{'well' if k % 2 else 'ill'}" for k in range(20)))
+    assert "sorting classes set/all.csv label" in refused("set", "classification")  # of all images
+    os.rename("test.csv", "set/test.csv"), os.remove("set/all.csv")
     source = followed("set", "classification")
     for examples, numbers in ((source.train, range(12)), (source.eval, range(12, 20))):
         found = labels_by_value(examples, source.info.class_names)

@@ -361,13 +361,15 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     by_part: Dict[str, _Table] = {}
     for table in tables:
         parts = {_part_of(image) for image in table.rows}
-        part = parts.pop() if len(parts) == 1 else ""
-        by_part.setdefault(part or part_in_name(table.path.stem)[1], table)
-    is_alike = len({table.columns[0] for table in by_part.values()}) == 1
-    if "train" in by_part and is_alike:
+        by_part.setdefault(parts.pop() if len(parts) == 1 else "", table)
+    if "train" in by_part:
         by_part.pop("", None)
     else:
-        by_part = {"": tables[0]}
+        # Pets and others have a table for each part, whose images lie together.
+        named = {part_in_name(table.path.stem)[1]: table for table in reversed(tables)}
+        named.pop("", None)
+        is_alike = len({table.columns[0] for table in named.values()}) == 1
+        by_part = named if {"train"} < {*named} and is_alike else {"": tables[0]}
     target, commands = new_folder(folder, "classes"), []
     for part, table in by_part.items():
         place = target / part if len(by_part) > 1 else target
