@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2905, 2200),
     "commands": (1470, 885),
     "config": (3310, 1660),
-    "datasets": (9325, 7210),
+    "datasets": (9330, 7215),
     "diagnosis": (435, 335),
     "models": (3530, 2740),
     "planning": (5115, 3910),

@@ -999,6 +999,9 @@ def test_images_of_a_part_that_its_table_lacks_are_counted():
     write("set/test.csv", "file,label", *(f"test/im{k}.png,{'ab'[k % 2]}" for k in range(5)))
     hint = refused("set", "classification")
     assert "a table has their classes, without 3 images of which no class is known: python -m" in hint
+    place = os.getcwd()
+    write("set/test.csv", "file,label", *(f"{place}/set/test/im{k}.png,{'ab'[k % 2]}" for k in range(8)))
+    assert "a table has their classes: python -m" in refused("set", "classification")
 
 
 @pytest.mark.parametrize(

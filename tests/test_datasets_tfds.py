@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+import zlib
 from pathlib import Path
 from shutil import copytree
 
@@ -355,13 +357,16 @@ def test_images_of_one_size_are_those_of_tfds_without_their_tags(tmp_path, monke
         encode(image_of(1, (8, 6, 3)), exif=exif),
         encode(Image.fromarray(np.dstack([image_of(2, (8, 6, 3)), np.full((8, 6), 9, np.uint8)]))),
         encode(Image.fromarray(image_of(3, (8, 6, 3))).quantize(5)),
+        encode(Image.fromarray(image_of(4, (8, 6, 3))).quantize(5), transparency=bytes([0, 9, 255])),
         encode(Image.fromarray(np.linspace(0, 65535, 48).astype(np.uint16).reshape(8, 6))),
     ]
-    read = tfds_reader._decoded([*encoded], (8, 6, 3), "set")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = tfds_reader._decoded([*encoded], (8, 6, 3), "set")
     expected = [tf.io.decode_image(one, channels=3, expand_animations=False).numpy() for one in encoded]
     np.testing.assert_array_equal(read, expected)
-    grey = tf.io.decode_image(encoded[3], channels=1, expand_animations=False).numpy()
-    np.testing.assert_array_equal(tfds_reader.stored_pixels(encoded[3], 1, "x"), grey)
+    grey = tf.io.decode_image(encoded[-1], channels=1, expand_animations=False).numpy()
+    np.testing.assert_array_equal(tfds_reader.stored_pixels(encoded[-1], 1, "x"), grey)
     check_raises(
         DataError,
         "image 0 of set cannot be decoded",
@@ -371,3 +376,8 @@ def test_images_of_one_size_are_those_of_tfds_without_their_tags(tmp_path, monke
         (8, 6, 3),
         "set",
     )
+    png = encode(np.zeros((2, 2), np.uint8))
+    header = b"IHDR" + 2 * (12_000).to_bytes(4, "big") + png[24:29]
+    large = png[:12] + header + zlib.crc32(header).to_bytes(4, "big") + png[33:]
+    words = "12000x12000 pixels, more than"
+    check_raises(DataError, words, "", tfds_reader.stored_pixels, large, 1, "set")

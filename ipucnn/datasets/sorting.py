@@ -415,8 +415,9 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
             table = _table(part, path, names)
             if isinstance(table, _NoTable):
                 continue
-            named = itertools.chain.from_iterable([*table.rows.values()][:20])
-            if any((other / cell).is_file() for cell in named if "/" in cell for other in others):
+            cells = itertools.chain.from_iterable([*table.rows.values()][:20])
+            paths = [cell for cell in cells if "/" in cell and not os.path.isabs(cell)]
+            if any((other / cell).is_file() for cell in paths for other in others):
                 continue  # the images of another part
             column, of_images = table.columns[0], table.classes(table.columns[0])
             is_named = table.header[0] == "1" or column == _ONE_HOT or _is_called_label(column)

@@ -6,7 +6,6 @@ images have one size, else as encoded bytes.  Sets that take more than half of t
 
 import io
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,7 @@ from ipucnn.datasets.base import (
 )
 from ipucnn.datasets.formats import base_name
 from ipucnn.datasets.forms import pillow
-from ipucnn.datasets.limits import check_memory
+from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, check_memory, check_pixels
 from ipucnn.datasets.sources.tfrecord import read_example, scan_records
 from ipucnn.documents import load_record
 from ipucnn.errors import DataError, MissingError, UserError
@@ -322,17 +321,20 @@ def stored_pixels(data: bytes, channels: int, origin: str) -> np.ndarray:
         uint8 [height, width, channels].
 
     Raises:
-        DataError: it cannot be decoded.
+        DataError: it cannot be decoded, or has more pixels than any image may have.
     """
     try:
-        # Pillow warns of palettes with transparency, which does not count here.
-        with warnings.catch_warnings(), pillow().open(io.BytesIO(data)) as image:
-            warnings.simplefilter("ignore", UserWarning)
+        with pillow().open(io.BytesIO(data)) as image:
+            check_pixels(image.width, image.height, MAX_IMAGE_PIXELS, origin)
+            image.load()
+            image.info.pop("transparency", None)
             if image.mode.startswith("I"):
                 high = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
                 return np.repeat(high[..., np.newaxis], channels, axis=2)
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
             return pixels.reshape(*pixels.shape[:2], channels)
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises nearly any type for damaged images
         text = f"{origin} cannot be decoded: {printable(str(error))}"
         raise DataError(text, "prepare the data set again", "unreadable") from error
