@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.datasets.tables import ListedImage, Names, listed_images, part_in_name, rows
+from ipucnn.datasets.tables import ListedImage, Names, listed_images, part_in_name, read_rows
 from ipucnn.errors import DataError
 
 
@@ -73,7 +73,7 @@ def _by_number(folder: Path, tables: Sequence[Path], names: Names) -> Iterator[L
         cells: List[List[str]] = []
         if word or path.stem == "images":
             with suppress(DataError, csv.Error):
-                cells = rows(folder / path)
+                cells = read_rows(folder / path)
         if not cells or {len(row) for row in cells} != {2}:
             continue
         if not word:

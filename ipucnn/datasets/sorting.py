@@ -49,7 +49,7 @@ from ipucnn.datasets.formats import (
 )
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.datasets.part_lists import Listed, listed_parts
-from ipucnn.datasets.tables import PARTS, SHARE, Names, is_table, part_in_name, rows
+from ipucnn.datasets.tables import PARTS, SHARE, Names, is_table, part_in_name, read_rows
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, new_folder, real, shown, write_folder
 from ipucnn.text import counted, printable, quoted
@@ -187,11 +187,10 @@ class _Table(NamedTuple):
 
 
 class _NoTable(NamedTuple):
-    """Why a file does not tell the classes of images, "" if it is not about them; whether it names them; its name."""
+    """Why a file does not tell the classes of images, "" if it is not about them; and whether it names them."""
 
     reason: str = ""
     is_about: bool = False
-    name: str = ""
 
 
 def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
@@ -201,14 +200,16 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
     several columns that could name the images, one with whole names of files counts; the others are numbers.
     """
     name, is_text = shown(folder / path), path.suffix.lower() == ".txt"
+    # A table that cannot be read may be about anything.
+    may_be_about = not is_text and _OF_IMAGES.search(path.stem) is not None
     if not (folder / path).is_file():
         return _NoTable()
     try:
-        cells = rows(folder / path)
+        cells = read_rows(folder / path)
     except DataError as error:
-        return _NoTable("" if is_text else error.message, name=path.stem)
+        return _NoTable(error.message if may_be_about else "")
     except csv.Error as error:
-        return _NoTable("" if is_text else f"{name} is no table: {printable(str(error))}", name=path.stem)
+        return _NoTable(f"{name} is no table: {printable(str(error))}" if may_be_about else "")
     if len(cells) < 3:
         return _NoTable()
     if len({len(row) for row in cells}) > 1:
@@ -350,8 +351,6 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     tables = sorted((one for one in read if isinstance(one, _Table)), key=lambda one: -len(one.rows))
     if not tables:
         reasons = [one for one in read if isinstance(one, _NoTable) and one.reason]
-        # A table that cannot be read may be about anything.
-        reasons = [one for one in reasons if one.is_about or _OF_IMAGES.search(one.name)]
         stems = {path.stem for path in files.images}
         unread = [path for path in files.unread if path.stem in stems or _OF_IMAGES.search(path.stem)]
         if reasons and (not unread or any(one.is_about for one in reasons)):
@@ -483,32 +482,30 @@ def copies_of_classes(table: Path, column: str, folder: Path) -> Copies:
 
 def copies_by_lists(folder: Path) -> Copies:
     """Returns the copies of images that lists have, into the class folders in which they lie, of parts."""
-    listed = _listed_classes(folder, _files_of(folder))
-    if listed is None:
+    files = _files_of(folder)
+    listed = listed_parts(folder, files.images, files.tables)
+    if listed is None or not _are_of_classes(listed):
         return {}
     return {Path(part, image.parent.name, image.name): [image] for image, part in listed.parts.items()}
 
 
-def _listed_classes(folder: Path, files: _Files) -> Optional[Listed]:
-    """Returns the parts that lists have of class folders; None without lists, or if these folders are no classes.
+def _are_of_classes(listed: Listed) -> bool:
+    """Returns whether the folders of listed images are classes.
 
     They lie beside each other, are not called like parts, and hold images for training; and if the lists have classes,
     too, these are the folders.
     """
-    listed = listed_parts(folder, files.images, files.tables)
-    if listed is None or listed.has_other_classes:
-        return None
     folders = {image.parent for image in listed.parts}
     trained = {image.parent for image, part in listed.parts.items() if part == "train"}
     is_part = any(part_named(path.name) is not None for path in folders)
     is_beside = Path() not in folders and len({path.parent for path in folders}) == 1
-    return listed if 1 < len(folders) == len(trained) and is_beside and not is_part else None
+    is_whole = 1 < len(folders) == len(trained)
+    return is_whole and is_beside and not is_part and not listed.has_other_classes
 
 
-def _lists_hint(folder: Path, files: _Files) -> str:
-    """Returns words for a hint with the command that makes parts of class folders by lists; "" without them."""
-    listed = _listed_classes(folder, files)
-    if listed is None:
+def _lists_hint(folder: Path, files: _Files, listed: Optional[Listed]) -> str:
+    """Returns words for a hint with the command that makes parts of class folders by lists; "" if they are none."""
+    if listed is None or not _are_of_classes(listed):
         return ""
     target = new_folder(folder, "parts")
     lists = " and ".join(shown(folder / path) for path in listed.lists)
@@ -530,10 +527,10 @@ def lists_beside_classes(folder: Path) -> str:
         if any(is_table(entry.name) for entry in list_folder(folder)):
             files = _files_of(folder)
             listed = listed_parts(folder, files.images, files.tables)
-            named = [] if listed is None else [shown(folder / path) for path in listed.lists]
-            other = f"{' and '.join(named)} have other classes than the folders, or several columns of them"
-            is_other = listed is not None and listed.has_other_classes
-            return other if is_other else _lists_hint(folder, files)
+            if listed is not None and listed.has_other_classes:
+                named = " and ".join(shown(folder / path) for path in listed.lists)
+                return f"{named} have other classes than the folders, or several columns of them"
+            return _lists_hint(folder, files, listed)
     return ""
 
 
@@ -839,7 +836,7 @@ def sorting_hint(folder: Path, task: str) -> Hint:
             return Hint(_pairs_hint(folder, files))
         by_table = _classes_hint(folder, files)
         command = (
-            _lists_hint(folder, files)
+            _lists_hint(folder, files, listed_parts(folder, files.images, files.tables))
             or by_table.command
             or (named_classes_hint(folder) if classes_in_names(folder) else "")
             or (_pairs_hint(folder, files) if task != "classification" else "")

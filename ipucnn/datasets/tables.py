@@ -68,7 +68,7 @@ class Names:
         return None if is_elsewhere else images[0]
 
 
-def rows(path: Path) -> List[List[str]]:
+def read_rows(path: Path) -> List[List[str]]:
     """Returns the rows of a table with commas, semicolons or tabs, or else blanks, or with an object in each line.
 
     Raises:
@@ -120,7 +120,7 @@ def listed_images(path: Path, names: Names) -> List[ListedImage]:
         whole = [ListedImage(names.image(line), []) for line in lines if line]
         if _are_images(whole):
             return whole
-        cells = rows(path)
+        cells = read_rows(path)
         if (
             len({len(row) for row in cells}) != 1
             or len(cells[0]) < 2
