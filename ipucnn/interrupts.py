@@ -74,6 +74,11 @@ def noted() -> "Optional[int]":
     return _state.exit_code
 
 
+def is_command() -> bool:
+    """Whether this process was started for one command, so that nothing else runs in it."""
+    return _state.listens
+
+
 def note(code: int) -> None:
     """Notes a signal that another process of the run received, as if this process had received it.
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from support.workers import ROOT, completed
@@ -12,7 +13,8 @@ from support.workers import ROOT, completed
 from ipucnn.filesystem import private_cache_folder
 
 LOAD = """
-from ipucnn import cli
+import sys
+from ipucnn import cli, interrupts
 from ipucnn.sessions.host.environment import import_tensorflow
 def load(args):
     import_tensorflow()
@@ -20,7 +22,10 @@ def load(args):
     backend = keras.backend
     layer = keras.layers.BatchNormalization(epsilon=backend.epsilon())
     print(backend.image_data_format(), backend.floatx(), layer.epsilon, type(layer).__module__.split(".")[0])
+    print(*[name for name in ("sklearn", "matplotlib") if name in sys.modules])
+    import matplotlib, sklearn
     return 0
+interrupts.listen()
 cli._dispatch = load
 cli.main([])
 """
@@ -31,7 +36,21 @@ def load(folder, **variables):
     return completed(folder, ["-c", LOAD], NO_COLOR="1", **variables)
 
 
+# The libraries that Keras imports for what no command uses are left out of its import, and can be imported later.
 STOCK = ["channels_last", "float32", "1e-07", "keras"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="Keras 2 imports neither")
+def test_a_program_that_imports_ipucnn_has_all_of_keras(tmp_path):
+    lines = """
+        from ipucnn.sessions.host.environment import import_tensorflow
+        import_tensorflow()
+        from tensorflow import keras
+        keras.wrappers.SKLearnClassifier(keras.Sequential())
+    """
+    done = completed(tmp_path, ["-c", textwrap.dedent(lines)])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -67,7 +86,7 @@ def test_settings_of_keras_change_nothing_or_are_an_error(settings, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="Numba compiles nothing on Python 3.8")
-@pytest.mark.slow_cases("{'XDG_CACHE_HOME': ''}")
+@pytest.mark.slow_cases("{'XDG_CACHE_HOME': ''}", "{'HOME': '~', 'XDG_CACHE_HOME': None}")
 @pytest.mark.parametrize(
     "variables",
     [{"XDG_CACHE_HOME": ""}, {"HOME": "~", "XDG_CACHE_HOME": None}, {"NUMBA_CACHE_DIR": "cache"}],

@@ -81,6 +81,7 @@ def test_classes_of_a_file_are_those_of_keras_only_if_their_module_is(module, ki
 
 
 @needs_keras_3
+@pytest.mark.slow_cases("layers.AveragePooling2D(2)")
 @pytest.mark.parametrize(
     "first", ["layers.Flatten()", "layers.ZeroPadding2D(1)", "layers.AveragePooling2D(2)"]
 )
@@ -403,7 +404,7 @@ def mnist_cnn(first, filters=(32, 64)):
     return model, (-logarithms[range(len(labels)), labels].mean(), (logits.argmax(axis=1) == labels).mean())
 
 
-@pytest.mark.slow_cases("normalization")
+@pytest.mark.slow_cases("normalization", "rescaling")
 @pytest.mark.parametrize("first", ["rescaling", "signed", "normalization", "both"])
 def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succeeds):
     model, (loss, accuracy) = mnist_cnn(first)

@@ -150,7 +150,14 @@ def check_equal(trained, theirs, losses, expected, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=2e-5)
 
 
-@pytest.mark.slow_cases("mixing", "nested", "residual", "shared layers and models")
+@pytest.mark.slow_cases(
+    "batch norms called with training=False",
+    "classes",
+    "mixing",
+    "nested",
+    "residual",
+    "shared layers and models",
+)
 @pytest.mark.parametrize("case", [*NETWORKS, *OWN])
 def test_loss_and_weights_are_those_of_keras_after_10_weight_updates(case):
     """With any number of fused micro-batches; Keras computes them one after the other."""

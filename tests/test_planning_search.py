@@ -418,6 +418,7 @@ def test_no_configuration_is_faster_than_the_best(kib, slots):
     assert best.settings.half_partials
 
 
+@pytest.mark.slow_cases("28-1", "34-0", "46-1", "52-0")
 @pytest.mark.parametrize("kib, slots", [*itertools.product((28, 34, 46, 52), (0, 1))])
 def test_every_row_fits_whether_it_accumulates_or_not(kib, slots):
     # Most of the memory holds weights and what is kept for each of them.

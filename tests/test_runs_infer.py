@@ -120,14 +120,14 @@ def test_pictures_replace_no_images(trained, run, here):
     ):
         check_refused(run, Refusal(words, "set/a.png: it does not say that ipucnn wrote it", "mv set/a.png"))
     assert Path("set/a.png").read_bytes() == before
-    for words in (
+    for words in (  # each but the first replaces the picture of another command
+        ["plot", trained, "--output", "p.png"],
         ["evaluate", trained, "--plot", "p.png"],
-        ["infer", trained, "--split", "eval", "--contact-sheet", "c.png"],
-        ["plot", trained, "--output", "o.png"],
+        ["infer", trained, "--split", "eval", "--contact-sheet", "p.png"],
+        ["plot", trained, "--output", "p.png"],
     ):
-        for _ in range(2):
-            code, _, err = run(*words)
-            assert code == 0, err
+        code, _, err = run(*words)
+        assert code == 0, err
 
 
 def test_files_in_a_folder_that_have_no_name_of_an_image_are_counted(here):

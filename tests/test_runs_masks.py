@@ -562,8 +562,8 @@ def test_sheet_columns_are_as_wide_as_their_pictures(tmp_path):
 @pytest.mark.parametrize(
     "names, of_masks",
     [
-        (("rest", "cell"), ()),
-        (("rest", "cell"), ((0, 0, 0), (9, 9, 200))),
+        pytest.param(("rest", "cell"), (), marks=pytest.mark.slow),
+        pytest.param(("rest", "cell"), ((0, 0, 0), (9, 9, 200)), marks=pytest.mark.slow),
         (("a", "b", "c"), ((0, 0, 0), (0, 200, 9), (9, 9, 200))),
     ],
 )

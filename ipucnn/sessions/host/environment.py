@@ -136,11 +136,13 @@ def import_tensorflow(
         if not verbose:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        if is_first and _tensorflow_version() >= (2, 16):
-            # Keras 3 imports it.
-            with contextlib.suppress(ImportError):
-                import_matplotlib()
         with contextlib.ExitStack() as stack:
+            if is_first and interrupts.is_command():
+                stack.enter_context(_without_optional_modules())
+            elif is_first and _tensorflow_version() >= (2, 16):
+                # Keras 3 imports it.
+                with contextlib.suppress(ImportError):
+                    import_matplotlib()
             if is_first and not verbose:
                 stack.enter_context(_without_collections())
                 stack.enter_context(stderr_aside(shown_if_failed=True))
@@ -209,6 +211,22 @@ def _set_keras() -> None:
     keras.backend.set_floatx("float32")
     keras.backend.set_epsilon(1e-7)
     keras.backend.set_image_data_format("channels_last")
+
+
+@contextlib.contextmanager
+def _without_optional_modules() -> Iterator[None]:
+    """Makes scikit-learn and matplotlib seem not installed, unless they are imported already.
+
+    Keras 3 imports both for wrappers and galleries that no command uses, which is a quarter of the time of its import.
+    A program that imports ipucnn may use them, so they are left out only in a process of a command.
+    """
+    absent = [name for name in ("sklearn", "matplotlib") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
