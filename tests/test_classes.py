@@ -31,12 +31,12 @@ def matched(names, trained):
         (("10", "2"), ("2", "10"), (1, 0), "another order"),  # folders are sorted as text, arrays as numbers
         (("ant", unicodedata.normalize("NFD", "café")), NAMES, (1, 2), "without images: Bee"),
         (("café",), NAMES, (2,), "1 of the network's 3 classes, matched by name; without images: Bee, ant"),
-        (("0", "1"), NAMES, (0, 1), "the classes of other have no names: those of other are compared by number"),
+        (("0", "1"), NAMES, (0, 1), "the classes of other are called by numbers: those of other are compared by number"),
         (("0", "1", "2"), NAMES, (0, 1, 2), "compared by number with the network's, Bee, ant, café"),
-        (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run have no names"),
+        (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run are called by numbers"),
         (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by number"),
         (("0", "1", "10", "2"), ("",) * 4, (0, 1, 2, 3), "those of other, 0, 1, 10, 2, are compared by number"),
-        (NAMES, ("1", "2", "3"), (0, 1, 2), "the classes of run have no names"),
+        (NAMES, ("1", "2", "3"), (0, 1, 2), "the classes of run are called by numbers"),
         (("background", "foreground"), ("membrane", "cell"), (0, 1), "compared by number"),
         (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by number"),
         (("background", "class 1", "class 2"), NAMES, (0, 1, 2), "compared by number"),
@@ -46,7 +46,7 @@ def matched(names, trained):
 def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, trained, labels, note):
     found = matched(names, trained)
     assert found.labels == labels and note in found.note and bool(found.note) == bool(note)
-    assert found.by_number == ("by number" in found.note or "no names" in found.note)
+    assert found.by_number == ("compared by number" in found.note)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,8 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
         (("ant", "Bee"), ("0", "1", "2"), "run has 3 classes, data set other has 2", "take its own"),
         (("cell", "background"), ("background", "foreground"), "background is class 1 of data set other, and class 0 "
          "of run", "the network's names, in any order"),
+        (("2", "3", "4"), ("1", "2", "3"), "2 is class 0 of data set other, and class 1 of run", "any order"),
+        (("0", "1", "2"), ("1", "2", "3"), "1 is class 1 of data set other, and class 0 of run", "any order"),
         (("ant", "Bee", "ant"), NAMES, "other has 2 classes of the name ant", "a name of its own"),
         (("cat", "dog"), ("membrane", "cell"), "does not know: cat, dog", ""),
         (tuple(f"x{n}" for n in range(40)), NAMES, "x9 and 30 more", ""),

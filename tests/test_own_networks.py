@@ -23,6 +23,7 @@ from support.own_networks import (
 )
 from support.refusals import Refusal, check_raises, check_refused
 from tensorflow import keras
+from tensorflow.keras import layers
 
 from ipucnn.benchmarking.suite import parse_suite
 from ipucnn.command_group import parse_line
@@ -33,9 +34,11 @@ from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.counts import count_macs
 from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization
-from ipucnn.models.own import of_checkpoint
+from ipucnn.models.own import PER_SAMPLE, of_checkpoint
+from ipucnn.models.preprocessing import WITHOUT_WEIGHTS
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
+from ipucnn.runs.setup import range_name
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-networks.md").read_text(encoding="utf-8")
 NETWORK, DATA = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -137,6 +140,7 @@ def test_own_layers_are_seeded_and_reported():
 
 MINE = """
 from tensorflow import keras
+from tensorflow.keras import layers
 class Mine(keras.layers.Layer):
     def __init__(self, **options):
         super().__init__(**options)
@@ -494,6 +498,62 @@ def test_a_class_that_extends_a_convolution_has_its_multiplications_and_no_regul
     # An estimate: the layer has a matrix, but does not use it.
     assert count_macs(other) == 6 * 6 * 9 * 9 + 6 * 6 * 2 * 3
     assert not any("regularizer" in note for note in record.own.notes)
+
+
+SCALE = "x = layers.Rescaling(1 / 255)(x)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "scales"),
+    [
+        (["x = layers.Concatenate()([images, images])", SCALE], True),
+        (["x = layers.Activation('linear')(images)", SCALE], True),
+        (["x = layers.Add()([images, images])", "x = layers.Multiply()([x, images])", SCALE], True),
+        (["x = layers.ReLU()(layers.Subtract()([images, layers.MaxPooling2D(1)(images)]))", SCALE], True),
+        (["x = layers.Concatenate()([images, images])", "x = x / 255.0"], True),
+        (["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(2.0)(images)])"], True),
+        (["x = layers.Conv2D(2, 1)(images)", SCALE], False),
+        (["x = layers.Add()([images, layers.Conv2D(2, 1)(images)])", SCALE], False),
+        (["x = layers.BatchNormalization()(images)", SCALE], False),
+        (["x = layers.PReLU()(images)", SCALE], False),
+    ],
+)
+def test_a_rescaling_scales_the_images_if_no_weights_come_before(lines, scales):
+    record, _ = built(network(*lines))
+    assert (record.own.first_rescaling is not None) == scales
+    assert any("takes pixels of 0..255" in note for note in record.own.notes) == scales
+    assert range_name("network", record) == ("raw" if scales else "standard")
+
+
+@pytest.mark.parametrize("kind", PER_SAMPLE)
+def test_layers_without_weights_are_those_of_keras(kind):
+    arguments = {
+        "Activation": ("relu",), "AveragePooling2D": (2,), "Conv2D": (2, 1), "Conv2DTranspose": (2, 1), "Dense": (2,), "DepthwiseConv2D": (1,),
+        "Dropout": (0.5,), "GroupNormalization": (2,), "Permute": ((2, 1, 3),), "Rescaling": (2.0,), "Reshape": ((8, 4),),
+        "SeparableConv2D": (2, 1), "SpatialDropout2D": (0.5,),
+    }  # fmt: skip
+    if not hasattr(layers, kind):
+        pytest.skip("a layer of Keras 3")
+    layer = getattr(layers, kind)(*arguments.get(kind, ()))
+    num_inputs = (
+        2 if kind in ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract") else 1
+    )
+    images = [keras.Input((4, 4, 2)) for _ in range(num_inputs)]
+    layer(images if num_inputs > 1 else images[0])
+    assert (kind in WITHOUT_WEIGHTS) == (not layer.weights)
+
+
+def test_a_rescaling_behind_a_layer_of_its_own_is_ambiguous():
+    """The layer may hand on pixels, or compute with weights."""
+    own = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[..., :1]\n"
+    text = network("x = Grey()(images)", SCALE).replace("\n\ndef build", f"\n\n{own}\n\ndef build", 1)
+    record, _ = built(text)
+    check_raises(
+        ConfigurationError, "follows a layer of its own", "--normalise raw", range_name, "network", record
+    )
+    assert [range_name(name, record) for name in ("raw", "unit")] == ["raw", "unit"]
+    record, _ = built(text.replace("Grey()(images)", "Grey()(layers.Rescaling(2.0)(images))"))
+    assert range_name("network", record) == "raw"
 
 
 def test_a_normalization_behind_a_rescaling_need_not_be_adapted():

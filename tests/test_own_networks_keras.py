@@ -81,13 +81,21 @@ def test_classes_of_a_file_are_those_of_keras_only_if_their_module_is(module, ki
 
 
 @needs_keras_3
-@pytest.mark.slow_cases("layers.AveragePooling2D(2)")
+@pytest.mark.slow_cases("layers.AveragePooling2D(2)(images)", "layers.ZeroPadding2D(1)(images)")
 @pytest.mark.parametrize(
-    "first", ["layers.Flatten()", "layers.ZeroPadding2D(1)", "layers.AveragePooling2D(2)"]
+    "lines",
+    [
+        ("layers.Flatten()(images)",),
+        ("layers.ZeroPadding2D(1)(images)",),
+        ("layers.AveragePooling2D(2)(images)",),
+        ("layers.Concatenate()([images, images, images])",),
+        ("layers.Concatenate()([images, images, images])", "x / 255.0"),
+    ],
+    ids="; ".join,
 )
-def test_a_file_that_scales_its_images_later_is_evaluated_and_trained_on(first, report, succeeds, lightly):
-    """The Rescaling layer follows a layer that moves pixels; evaluation gives the logits of Keras."""
-    lines = [f"x = {first}(images)", "x = layers.Rescaling(1 / 255)(x)"]
+def test_a_file_that_scales_its_images_later_is_evaluated_and_trained_on(lines, report, succeeds, lightly):
+    """The Rescaling layer follows layers without weights; evaluation gives the logits of Keras."""
+    lines = [f"x = {line}" for line in (*lines, "layers.Rescaling(1 / 255)(x)")[:2]]
     name = write(network(*lines))
     model = find_function(name, "build")((8, 8, 1), 10)
     model.save("mine.keras")

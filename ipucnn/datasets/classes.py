@@ -95,7 +95,8 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         nameless = dataset if are_numbers(names) else network
         ours = dataset if nameless == dataset else f"{dataset}, {_listed(names)},"
         theirs = f", {_listed(trained)}" if any(trained) else ""
-        note = f"the classes of {nameless} have no names: those of {ours} are compared by number with the network's"
+        what = _namelessness(names if nameless == dataset else trained)
+        note = f"the classes of {nameless} {what}: those of {ours} are compared by number with the network's"
         return Matched(tuple(range(len(names))), note + theirs, True)
     raise DataError(
         f"data set {dataset} has classes that {network} does not know: {_listed(unknown)}; its classes are "
@@ -125,9 +126,14 @@ def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
     return (nameless and not _moved(names, trained)) or list(map(_form, names)) == list(map(_form, trained))
 
 
+def _namelessness(names: Sequence[str]) -> str:
+    """Returns what is to be said of classes that :func:`are_numbers`; those of folders are called so."""
+    return "are called by numbers" if all(name.isdigit() for name in names) else "have no names"
+
+
 def _moved(names: Sequence[str], trained: Sequence[str]) -> List[str]:
-    """Returns the names, but for numbers, that another class of the network has."""
-    known = {_form(name): number for number, name in enumerate(trained) if name and not name.isdigit()}
+    """Returns the names that another class of the network has."""
+    known = {_form(name): number for number, name in enumerate(trained) if name}
     return [name for number, name in enumerate(names) if known.get(_form(name), number) != number]
 
 
@@ -144,8 +150,8 @@ def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:
         note = f"the classes of {info.name} are numbered as those of the weights to start from: {_listed(trained)}"
     elif names != known and are_same(names, known):
         nameless = f"data set {info.name}" if are_numbers(names) else "the weights to start from"
-        named = trained if are_numbers(names) else info.class_names
-        note = f"the classes of {nameless} have no names, and the last layer keeps its weights by number"
+        unnamed, named = (names, trained) if are_numbers(names) else (trained, info.class_names)
+        note = f"the classes of {nameless} {_namelessness(unnamed)}, and the last layer keeps its weights by number"
         note += f": {_listed(named)}" if any(named) else ""
     if not note:
         return source

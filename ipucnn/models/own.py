@@ -57,6 +57,7 @@ from ipucnn.models.preprocessing import (
     as_rescaling,
     channels_of,
     first_rescaling,
+    rescaling_behind_own,
     rescaling_of_operation,
     strip_preprocessing,
 )
@@ -151,6 +152,12 @@ class OwnNetwork:
         """Name of the layer that scales pixels of 0..255; None without it, or for a function that was not called."""
         known = self.architecture or self.trained_as
         return None if known is None else first_rescaling(known.nodes)
+
+    @property
+    def rescaling_behind_own(self) -> Optional[str]:
+        """Name of the layer that scales the images, or what a layer of the user's own makes of them."""
+        known = self.architecture or self.trained_as
+        return None if known is None else rescaling_behind_own(known.nodes)
 
     @property
     def notes(self) -> List[str]:

@@ -7,7 +7,7 @@ own network keeps them and gets pixels of 0..255.  Weights of a whole model say 
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, List, Optional, Sequence
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from ipucnn.models.settings import plain, plain_settings
 from ipucnn.text import shown_value
 
 PREPROCESSING = ("Rescaling", "Normalization")
-# Layers without weights that pixels pass before they are scaled.
-_MOVES_PIXELS = (
-    "AveragePooling2D", "Cropping2D", "Dropout", "Flatten", "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity",
-    "MaxPooling2D", "Permute", "Reshape", "SpatialDropout2D", "UpSampling2D", "ZeroPadding2D",
+WITHOUT_WEIGHTS = (
+    "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Cropping2D", "Dropout", "ELU", "Flatten",
+    "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity", "LeakyReLU", "MaxPooling2D", "Maximum", "Minimum",
+    "Multiply", "Permute", "ReLU", "Rescaling", "Reshape", "Softmax", "SpatialDropout2D", "Subtract", "UpSampling2D",
+    "ZeroPadding2D",
 )  # fmt: skip
+"""Stock layers without weights: a Rescaling behind them alone still scales the images."""
 Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
 """A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
 
@@ -37,20 +39,39 @@ def strip_preprocessing(blueprint: Blueprint) -> None:
     blueprint.bypass(removed)
 
 
+def _of_images(nodes: Iterable[Node], images: str = INPUT_NAME, pass_own: bool = False) -> Iterator[Node]:
+    """Yields the nodes that read nothing but the images, or what nodes without weights make of them.
+
+    Args:
+        nodes: nodes in an order in which they can run.
+        images: name of the input.
+        pass_own: whether layers of the user's own, which may have weights, count as nodes without.
+    """
+    pixels = {images}
+    for node in nodes:
+        if node.inputs and pixels.issuperset(node.inputs):
+            yield node
+            is_free = node.is_operation or node.stock in (*WITHOUT_WEIGHTS, *PREPROCESSING)
+            if is_free or (pass_own and node.is_own):
+                pixels.add(node.name)
+
+
 def first_rescaling(nodes: Iterable[Node]) -> Optional[str]:
     """Name of the layer that scales the images before any layer with weights; None if there is none.
 
     A network with such a layer takes pixels of 0..255.
     """
-    unscaled = {INPUT_NAME}
-    for node in nodes:
-        if unscaled.isdisjoint(node.inputs):
-            continue
-        if node.stock == "Rescaling":
-            return node.name
-        if node.stock in _MOVES_PIXELS:
-            unscaled.add(node.name)
-    return None
+    return next((node.name for node in _of_images(nodes) if node.stock == "Rescaling"), None)
+
+
+def rescaling_behind_own(nodes: Sequence[Node]) -> Optional[str]:
+    """Name of a Rescaling that scales what a layer of the user's own makes of the images, or else the images.
+
+    None if there is no such layer, or another one scales the images.
+    """
+    if first_rescaling(nodes) is not None:
+        return None
+    return next((node.name for node in _of_images(nodes, pass_own=True) if node.stock == "Rescaling"), None)
 
 
 def scaling_of(nodes: Iterable[Node]) -> Scaling:
@@ -147,7 +168,7 @@ def rescaling_of_operation(node: Node, channels: Optional[int]) -> Optional[Node
 
 
 def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -> Optional[Scaling]:
-    """The scaling at the beginning of a whole model; None if it has no Rescaling and no Normalization.
+    """The scaling at the beginning of a whole model; None if no Rescaling and no Normalization scales its images.
 
     Args:
         name: name of the model, for messages.
@@ -155,13 +176,12 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
         statistics: see :data:`Statistics`.
 
     Raises:
-        ConfigurationError: such a layer does not follow the input, or its numbers are not known.
+        ConfigurationError: such a layer does not follow the input itself, or its numbers are not known.
     """
     chain: List[Node] = []
     source, channels = nodes[0].name, channels_of(nodes[0])
-    for node in nodes[1:]:
-        if node.inputs == [source]:
-            node = rescaling_of_operation(node, channels) or node
+    for node in _of_images(nodes[1:], source):
+        node = rescaling_of_operation(node, channels if node.inputs == [source] else None) or node
         if node.stock not in PREPROCESSING:
             continue
         where = f"{name}: layer '{shown_value(node.name)}'"

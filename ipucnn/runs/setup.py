@@ -126,9 +126,16 @@ def range_name(normalise: str, record: ModelRecord) -> str:
 
     Raises:
         ConfigurationError: each image of a segmentation network is to be normalised by itself, but the network sees
-            patches of images.
+            patches of images; or nobody says whether a user's own network scales its images itself.
     """
     is_typed = normalise != "network"
+    uncertain = None if record.own is None else record.own.rescaling_behind_own
+    if uncertain is not None and not is_typed:
+        raise ConfigurationError(
+            f"{shown_value(record.name)}: its layer {shown_value(uncertain)} follows a layer of its own, and scales "
+            "either the images or what that layer computes",
+            "use --normalise raw if it takes pixels of 0..255, --normalise standard or unit if it does not",
+        )
     rescaling = None if record.own is None else record.own.first_rescaling
     name = normalise if is_typed else record.input_range if rescaling is None else "raw"
     if rescaling is not None and name != "raw":
