@@ -31,7 +31,7 @@ def matched(names, trained):
         (("10", "2"), ("2", "10"), (1, 0), "another order"),  # folders are sorted as text, arrays as numbers
         (("ant", unicodedata.normalize("NFD", "café")), NAMES, (1, 2), "without images: Bee"),
         (("café",), NAMES, (2,), "1 of the network's 3 classes, matched by name; without images: Bee, ant"),
-        (("0", "1"), NAMES, (0, 1), "the classes of other are called by numbers: those of other are compared by number"),
+        (("0", "1"), NAMES, (0, 1), "classes of other are called by numbers: those of other are compared by number"),
         (("0", "1", "2"), NAMES, (0, 1, 2), "compared by number with the network's, Bee, ant, café"),
         (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run are called by numbers"),
         (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by number"),

@@ -528,9 +528,9 @@ def test_a_rescaling_scales_the_images_if_no_weights_come_before(lines, scales):
 @pytest.mark.parametrize("kind", PER_SAMPLE)
 def test_layers_without_weights_are_those_of_keras(kind):
     arguments = {
-        "Activation": ("relu",), "AveragePooling2D": (2,), "Conv2D": (2, 1), "Conv2DTranspose": (2, 1), "Dense": (2,), "DepthwiseConv2D": (1,),
-        "Dropout": (0.5,), "GroupNormalization": (2,), "Permute": ((2, 1, 3),), "Rescaling": (2.0,), "Reshape": ((8, 4),),
-        "SeparableConv2D": (2, 1), "SpatialDropout2D": (0.5,),
+        "Activation": ("relu",), "AveragePooling2D": (2,), "Conv2D": (2, 1), "Conv2DTranspose": (2, 1), "Dense": (2,),
+        "DepthwiseConv2D": (1,), "Dropout": (0.5,), "GroupNormalization": (2,), "Permute": ((2, 1, 3),),
+        "Rescaling": (2.0,), "Reshape": ((8, 4),), "SeparableConv2D": (2, 1), "SpatialDropout2D": (0.5,),
     }  # fmt: skip
     if not hasattr(layers, kind):
         pytest.skip("a layer of Keras 3")

@@ -479,6 +479,13 @@ MASKS = {
         "unnamed-classes",
         lambda f: [draw_mask(f, f"{n}.png", [2, *[1] * (n + 1)]) for n in range(10)],
     ),
+    "smoothed masks": (
+        "other-values",
+        lambda f: [
+            written("classes.txt", b"0 background\n* cell\n")(f),
+            *(draw_mask(f, f"{n}.png", [*range(5, 245, 10)]) for n in range(10)),
+        ],
+    ),
     "an empty mask": ("mask-constant", lambda f: draw_mask(f, "3.png", [0])),
     "only empty masks": ("nothing-to-learn", lambda f: [draw_mask(f, f"{n}.png", [0]) for n in range(10)]),
     "no partner": ("unpaired", removed(MASK_3)),

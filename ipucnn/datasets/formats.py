@@ -109,6 +109,7 @@ _SYSTEM_NAMES = {
 }
 SYSTEM = "made by the system or a tool"
 BESIDE = "beside the folders that are read"
+LIST = "classes or labels by its name; not read"
 LOOSE = "in no class folder"
 NO_IMAGE = "no image by its name"
 EMPTY = "a folder without images"
@@ -209,13 +210,21 @@ def has_image(folder: Path) -> bool:
     return False
 
 
-def images_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -> Iterator[Problem]:
-    """Yields a problem for each entry of a folder that has images and is not read."""
+_ABOUT_CLASSES = re.compile(
+    r".*(class|label|categor|annotation|names|truth).*\.(txt|csv|tsv|json|ya?ml|xml|pbtxt|mat|xlsx?|np[yz])|.*\.names",
+    re.IGNORECASE,
+)
+
+
+def passed_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -> Iterator[Problem]:
+    """Yields a problem for each entry of a folder that is not read and has images, or seems to list classes."""
     for entry in list_folder(folder) if folder.is_dir() else ():
         path = Path(entry.path)
         if path not in read:
             count = num_images(path) if _is_folder(entry) else int(is_image_name(entry.name))
             reason = SYSTEM if is_made_by_system(entry.name) else BESIDE
+            if not count and _ABOUT_CLASSES.fullmatch(entry.name) and path.is_file():
+                count, reason = 1, LIST
             if count:
                 yield Problem("passed-over", subset, printable(entry.name), reason, count=count)
 

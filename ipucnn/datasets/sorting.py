@@ -765,16 +765,14 @@ def copies_of_set(folder: Path) -> Copies:
     Raises:
         DataError: there are no such folders, or two images would get one name.
     """
-    from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name, table_of
+    from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name, table_of, tables_of
     from ipucnn.datasets.segmentation.masks import TABLE
 
     found = find_layout("imagemasks", folder)
     if found is None:
         raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
     if table_of(found) is not None and not (found.location / TABLE).is_file():
-        text = (
-            f"{shown(found.location)} has a dataset.json with the names of classes, which the copy would lack"
-        )
+        text = f"{shown(tables_of(found)[0])} has the names of classes, which the copy would lack"
         raise DataError(text, f"name them in {quoted(found.location / TABLE)}, a line for each: 1 cell")
     files: Dict[str, _Pairs] = {}
     for subset, (image, *masks) in masks_of_images(found):

@@ -39,12 +39,12 @@ from ipucnn.datasets.formats import (
     image_of_mask,
     images_at,
     images_below,
-    images_beside,
     is_image_name,
     list_folder,
     pair_name,
     part_alone,
     part_named,
+    passed_beside,
     without_mask_ending,
 )
 from ipucnn.datasets.forms import (
@@ -74,6 +74,7 @@ from ipucnn.datasets.problems import (
     with_unused,
 )
 from ipucnn.datasets.segmentation.masks import (
+    DESCRIPTION,
     EVERY_OTHER,
     IGNORE,
     TABLE,
@@ -84,12 +85,13 @@ from ipucnn.datasets.segmentation.masks import (
     codes,
     mask_values,
     notes_on_classes,
+    other_values,
     read_description,
     read_table,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
-from ipucnn.filesystem import new_folder
+from ipucnn.filesystem import new_folder, shown
 from ipucnn.text import counted, printable, quoted
 
 SAME_SIZE = "an image and its mask have one size: cut or pad one of them, without resizing"
@@ -238,10 +240,31 @@ def table_of(found: Found) -> Optional[MaskClasses]:
     """Returns the classes that ``classes.txt``, or else nnU-Net's ``dataset.json``, names; None without such a file.
 
     Raises:
-        DataError: the file cannot be read, or has another format.
+        DataError: the file cannot be read, or has another format; or the tables of two parts differ.
     """
-    table = read_table(found.location)
-    return read_description(found.location) if table is None and found.has_channel_numbers else table
+    paths = tables_of(found)
+    read = [
+        read_description(path.parent) if path.name == DESCRIPTION else read_table(path.parent)
+        for path in paths
+    ]
+    for path, table in zip(paths, read):
+        if table != read[0]:
+            raise DataError(
+                f"{shown(paths[0])} and {shown(path)} differ, and the parts of a set have the same classes",
+                f"keep one table for all parts, {quoted(found.location / TABLE)}",
+            )
+    return read[0] if read else None
+
+
+def tables_of(found: Found) -> List[Path]:
+    """Returns the files that name the classes of the masks: those of the set and of its parts, beside the images."""
+    folders = [found.location]
+    for of_part in found.parts.values():
+        folders += [folder for folder in _around(of_part) if folder not in folders]
+    paths = [folder / TABLE for folder in folders if (folder / TABLE).is_file()]
+    if not paths and found.has_channel_numbers and (found.location / DESCRIPTION).is_file():
+        return [found.location / DESCRIPTION]
+    return paths
 
 
 def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
@@ -367,7 +390,7 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
             text = f"{found.location} has no pairs of images and masks for {purpose}"
             error = DataError(text, PAIR_LAYOUT + part_alone(found), "missing-subset")
             yield Problem("missing-subset", subset, f"there are no pairs for {subset}", error=error)
-    read = {path for folders in found.parts.values() for path in folders}
+    read = {*tables_of(found), *(path for folders in found.parts.values() for path in folders)}
     looked_at: Set[Path] = set()
     for subset, folders in found.parts.items():
         sides: Tuple[_Files, _Files] = ({}, {})
@@ -391,13 +414,18 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         if is_whole:
             yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
         yield from (PairFiles(subset, image, mask) for image, mask in files)
-        around = {folders[0]} if folders[0] == folders[1] else {path.parent for path in folders}
-        for beside in sorted(around - looked_at):
-            yield from guarded(images_beside(beside, known, subset), subset, ".", beside)
-        looked_at |= around
+        around = [folder for folder in _around(folders) if folder not in looked_at]
+        for beside in around:
+            yield from guarded(passed_beside(beside, known, subset), subset, ".", beside)
+        looked_at.update(around)
     if not found.is_undivided and found.location not in looked_at:
-        used = {path.parent for path in read} | read
-        yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
+        used = {path.parent for folders in found.parts.values() for path in folders} | read
+        yield from guarded(passed_beside(found.location, used, None), None, ".", found.location)
+
+
+def _around(folders: Sequence[Path]) -> List[Path]:
+    """Returns the folders that have the folders of a part, or that of images and masks together."""
+    return [folders[0]] if folders[0] == folders[1] else sorted({path.parent for path in folders})
 
 
 _PART_BEFORE = re.compile(r"(train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?)[A-Z]?(?![a-z])")
@@ -706,7 +734,11 @@ def open_pairs(
         values = (0, max(int(mask.numbers.max()) for mask in stored.values()))
     warnings = [*unused_line(printable(str(folder)), passed.unused), *left_out_line(passed.damaged, "pair")]
     warnings += remark_lines(remarks, lambda count: counted(count, "image"))
+    tables = tables_of(found)
+    if tables and tables[0].parent != found.location:
+        warnings.append(f"{shown(tables[0])} names the classes of all parts")
     warnings += notes_on_classes(classes, table is not None)
+    warnings += other_values(classes, (stored[pair].numbers for pair in pairs))
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(

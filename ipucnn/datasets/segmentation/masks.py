@@ -5,8 +5,9 @@ more, it has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` defines the v
 line called "ignore" defines the value of pixels that count nowhere.
 """
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -276,6 +277,35 @@ def have_grey_edges(masks: Sequence[Sequence[int]]) -> bool:
         and 3 <= sum(value >= 128 for value in values) <= len(values) - 3
         for values in many
     )
+
+
+def other_values(classes: MaskClasses, masks: Iterable[np.ndarray]) -> List[str]:
+    """Returns which values of masks the line ``* NAME`` of a table makes one class; nothing if that is one value.
+
+    Args:
+        classes: the classes of the table.
+        masks: the stored numbers of each mask.
+    """
+    if EVERY_OTHER not in classes.values:
+        return []
+    of_each = []
+    for mask in masks:
+        with suppress(DataError):  # a mask of other pixels, which the classes refuse
+            values = codes(mask, classes.colours, "")
+            of_each.append(np.unique(values).tolist() if classes.colours else mask_values(values))
+    others = sorted({value for values in of_each for value in values} - {*classes.values, classes.ignored})
+    if len(others) < 2:
+        return []
+    name = printable(classes.names[classes.values.index(EVERY_OTHER)])
+    kind = "colour" if classes.colours else "value"
+    ends = "" if classes.colours else f" ({others[0]} to {others[-1]})"
+    text = f"{counted(len(others), kind)} of masks{ends} that no other line of {TABLE} names are {name}"
+    if have_grey_edges(of_each) or (classes.colours and len(others) >= _MANY_COLOURS):
+        text += "; if they are smoothed edges (JPEG, anti-aliasing), save masks of one value for each class"
+    return [text]
+
+
+_MANY_COLOURS = 12
 
 
 def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:

@@ -35,12 +35,12 @@ from ipucnn.datasets.formats import (
     copy_of_classes,
     images_at,
     images_below,
-    images_beside,
     lifted,
     list_folder,
     masks_among,
     part_alone,
     part_named,
+    passed_beside,
     same_name,
     subfolders,
     unwrapped,
@@ -98,7 +98,7 @@ def read_folders(found: Found) -> Iterator[Union[ClassFolder, Problem]]:
         yield from guarded(_part_folders(found, subset, part, names), subset, part.name, part)
     if not found.is_undivided:
         used = [path for (path,) in found.parts.values()]
-        yield from guarded(images_beside(found.location, used, None), None, ".", found.location)
+        yield from guarded(passed_beside(found.location, used, None), None, ".", found.location)
 
 
 def _part_folders(

@@ -187,6 +187,11 @@ CODES: Dict[str, Code] = {
         "values of masks that no table names, and that are taken for classes",
         f"{TABLE_HINT}; if they number objects, {ONE_CLASS}",
     ),
+    "other-values": Code(
+        WARNING,
+        f"values of masks that the line '* NAME' of {TABLE} makes one class",
+        "if they are no objects of that class, save masks of one value for each class",
+    ),
     "mask-constant": Code(WARNING, "masks of one class all over", "check that they are finished"),
     "nothing-to-learn": Code(
         ERROR, "all samples of the set are of one class", "add samples of other classes"

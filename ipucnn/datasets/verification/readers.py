@@ -45,6 +45,7 @@ from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     codes,
     mask_values,
+    other_values,
     unnamed_values,
     void_classes,
 )
@@ -264,6 +265,8 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
         survey.find("void-class", None, printable(name))
     for values in unnamed_values(classes, table is not None):
         survey.find("unnamed-classes", None, values)
+    for values in other_values(classes, (mask.numbers for mask in stored.values())):
+        survey.find("other-values", None, values)
     if stored:
         survey.class_colours = imagemasks.colours_of_classes(classes, stored.values())
     return {
