@@ -26,6 +26,7 @@ from ipucnn.errors import DataError
 from ipucnn.reports.evaluate import print_evaluation
 from ipucnn.reports.infer import print_masks
 from ipucnn.reports.sheets import PanelSheet
+from ipucnn.runs.folder import KeptThreshold, RunFolder
 from ipucnn.runs.images.inputs import file_pages
 from ipucnn.runs.images.outputs import Classes, MaskFiles, PageSpool, class_colours, overlay, plan_files
 from ipucnn.runs.images.segmentation import PatchwiseNetwork, class_probabilities, foreground_probability
@@ -451,8 +452,8 @@ def test_evaluation_covers_whole_images(trained, network, evaluated):
         assert sheet.mode == "RGB" and sheet.size[0] > 4 * 190
     best = segmentation["threshold"]
     assert (best["of"], best["value"]) == ("V^Rand", segmentation["scores"]["rand"]["best"]["threshold"])
-    (value,) = json.loads((trained / "thresholds.json").read_text()).values()
-    assert value == best["value"]
+    (kept,) = json.loads((trained / "thresholds.json").read_text()).values()
+    assert kept == {"value": best["value"], "chosen_on": "2 images of membranes (generated)"}
 
 
 def squares():
@@ -494,14 +495,17 @@ def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run
     assert best["score"] == pytest.approx(max(dice.values())) == pytest.approx(dice[best["value"]])
     assert best["at_half"] == pytest.approx(dice[0.5])
     (folder,) = tmp_path.glob("run/thresholds.json")
-    ((updates, value),) = json.loads(folder.read_text()).items()
-    assert value == best["value"]
-    folder.write_text(json.dumps({updates: 0.3}))
+    ((updates, kept),) = json.loads(folder.read_text()).items()
+    assert kept["value"] == best["value"]
     Image.fromarray(tissue(0)).save(str(tmp_path / "x.png"))
+    folder.write_text(json.dumps({updates: 0.3}))  # as earlier versions wrote it
+    assert RunFolder(tmp_path / "run").thresholds() == {updates: KeptThreshold(0.3)}
+    folder.write_text(json.dumps({updates: {**kept, "value": 0.3}}))
     probability = foreground_probability(network.logits(tissue(0)[..., None]))
     for typed, threshold in (([], 0.3), (["--threshold", "0.7"], 0.7)):
         code, out, err = run("infer", "run", "x.png", "--output", "o", "--json", *typed)
         assert code == 0 and ("above a probability of 0.3" in err) == (not typed)
+        assert ("checkpoint on 2 images of imagemasks (" in err) == (not typed)
         assert json.loads(out)["threshold"] == threshold
         (mask,) = read_pages(tmp_path / "o" / "x-mask.png")
         np.testing.assert_array_equal(mask, np.where(probability > threshold, 255, 0))

@@ -65,7 +65,7 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     """
     if list(names) == list(trained):
         return Matched(tuple(range(len(names))))
-    (name, count), *_ = Counter(names).most_common(1) or [("", 0)]
+    (name, count), *_ = Counter(map(_form, names)).most_common(1) or [("", 0)]
     if count > 1:
         raise DataError(
             f"data set {dataset} has {counted(count, 'class')} of the name {printable(name)}, and the classes of "
@@ -226,6 +226,15 @@ def written_alike(names: Sequence[str]) -> List[str]:
         if first is not name:
             pairs.append(f"'{printable(first)}' and '{printable(name)}'")
     return pairs
+
+
+def alike_line(location: str, pairs: Sequence[str]) -> str:
+    """Returns a warning about :func:`written_alike` names in a place."""
+    more = f" and {len(pairs) - MOST_NAMED} more pairs" if len(pairs) > MOST_NAMED else ""
+    return (
+        f"{location}: classes whose names differ only in case or blanks: {', '.join(pairs[:MOST_NAMED])}{more}; join "
+        "them if they are one class"
+    )
 
 
 def absent(examples: Examples, names: Sequence[str]) -> List[str]:

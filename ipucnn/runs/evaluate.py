@@ -19,6 +19,7 @@ from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError, MemoryErrors
 from ipucnn.events import LOADING, Began, Event, Events, Note, Progress
 from ipucnn.runs import setup as run_setup
+from ipucnn.runs.folder import KeptThreshold
 from ipucnn.runs.images.outputs import PLOTS, Classes, Spool, class_colours, write_csv
 from ipucnn.runs.images.segmentation import (
     PatchwiseNetwork,
@@ -206,7 +207,10 @@ def _evaluate_masks(
     # A copied checkpoint may be of another run than the folder that it lies in.
     if Path(trained.weights.name).absolute().parent == folder.checkpoints.absolute():
         try:
-            open_writer(find_role(), folder.path).keep_threshold(updates, report["threshold"]["value"])
+            info = trained.source.info
+            chosen_on = f"{counted(len(examples), 'image')} of {info.name} ({info.location})"
+            kept = KeptThreshold(report["threshold"]["value"], chosen_on)
+            open_writer(find_role(), folder.path).keep_threshold(updates, kept)
             report["threshold"]["kept"] = True
         except DataError as error:
             yield Note(f"warning: the threshold for infer is not kept: {error.message}")

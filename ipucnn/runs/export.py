@@ -429,7 +429,7 @@ def _describe(request: ExportRequest, trained: TrainedSetup, folder: Path, file:
             "dtype": "float32",
             "shape": [request.batch, *(trained.output_shape or ()), len(labels)],
         },
-        "threshold": trained.weights.threshold if trained.output_shape and len(labels) == 2 else None,
+        "threshold": trained.weights.threshold.value if trained.output_shape and len(labels) == 2 else None,
         "mask": describe_mask(trained.source.info) if trained.output_shape else None,
         "opset": (request.opset or DEFAULT_OPSET) if request.form == ONNX else None,
         "half": request.half,

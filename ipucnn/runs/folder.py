@@ -32,7 +32,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Union
 
 import msgspec
 
@@ -62,7 +62,19 @@ RUN_FILES = (CONFIG, PROGRAM, REPORT, ENVIRONMENT, METRICS, TIMINGS, PREDICTIONS
 RUNS = Path("runs")
 """The folder of all runs without ``--run-dir``."""
 
-_Threshold = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+_Probability = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class KeptThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The probability above which a pixel is class 1, as ``ipucnn evaluate`` recommended it.
+
+    Attributes:
+        value: the probability.
+        chosen_on: the images on which it was the best: "6 images of isbi2012 (isbi2012)"; "" if that was not written.
+    """
+
+    value: _Probability
+    chosen_on: str = ""
 
 
 def is_unfinished(path: Path) -> bool:
@@ -138,14 +150,16 @@ class RunFolder:
         without = "the earlier processes of the run are then not known"
         return read_record_if_present(self.path / ENVIRONMENT, without, List[Dict[str, PlainValue]]) or []
 
-    def thresholds(self) -> Dict[str, float]:
+    def thresholds(self) -> Dict[str, KeptThreshold]:
         """Returns the thresholds that ``ipucnn evaluate`` recommended, by the weight updates of their checkpoints.
 
         Raises:
             DataError: the file is damaged or cannot be read.
         """
         without = "ipucnn evaluate writes it again"
-        return read_record_if_present(self.path / THRESHOLDS, without, Dict[str, _Threshold]) or {}
+        kind = Dict[str, Union[_Probability, KeptThreshold]]  # earlier versions wrote numbers
+        read = read_record_if_present(self.path / THRESHOLDS, without, kind) or {}
+        return {key: KeptThreshold(one) if isinstance(one, float) else one for key, one in read.items()}
 
     def checkpoint_files(self) -> List[Path]:
         """Returns the checkpoints of the run."""

@@ -342,11 +342,12 @@ def infer_masks(request: InferRequest, folder: Path) -> Events[Masks]:
     classes = Classes(names, class_colours(num_classes, info.class_colours), form)
     threshold = request.threshold
     if classes.is_binary and threshold is None:
-        threshold = trained.weights.threshold
+        kept = trained.weights.threshold
+        threshold, on = kept.value, f" on {printable(kept.chosen_on)}" if kept.chosen_on else ""
         if threshold != HALF:
             yield Note(
                 f"a pixel is {names[1]} above a probability of {threshold:g}, which `ipucnn evaluate` recommends for "
-                "this checkpoint; --threshold 0.5 takes the more probable class"
+                f"this checkpoint{on}; --threshold 0.5 takes the more probable class"
             )
     opened, failed = yield from _open_all(trained, request.subset, found.paths)
     failed += len(found.problems)

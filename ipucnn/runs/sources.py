@@ -35,7 +35,7 @@ from ipucnn.python_files import naming_hint
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.checkpoints import TrainedRun, open_run, trained_facts
 from ipucnn.runs.exported import RECORD, ExportedNetwork, is_exported, read_exported
-from ipucnn.runs.folder import RUN_FILES, RunFolder
+from ipucnn.runs.folder import RUN_FILES, KeptThreshold, RunFolder
 from ipucnn.runs.images.outputs import HALF
 from ipucnn.runs.setup import Setup, SomeSetup
 from ipucnn.runs.weight_files import (
@@ -125,10 +125,10 @@ class Weights:
         self.trained_with = trained_with
 
     @property
-    def threshold(self) -> float:
+    def threshold(self) -> KeptThreshold:
         """The probability of class 1 above which a pixel is class 1: what `evaluate` recommended, or 0.5."""
         kept = {} if self.folder is None else self.folder.thresholds()
-        return kept.get(str(self.weight_updates), HALF)
+        return kept.get(str(self.weight_updates), KeptThreshold(HALF))
 
     def labels(self, info: DatasetInfo) -> Tuple[str, ...]:
         """Returns the names of the classes; ``info`` has the facts of the data set that the weights are used with."""
@@ -268,9 +268,9 @@ class ExportedWeights(Weights):
         self._network = network
 
     @property
-    def threshold(self) -> float:
+    def threshold(self) -> KeptThreshold:
         kept = self._network.record.threshold
-        return HALF if kept is None else kept
+        return KeptThreshold(HALF if kept is None else kept)
 
     def fitted(self, setup: SomeSetup) -> Tuple[SomeSetup, List[str]]:
         return setup.in_range(self._network.record.input.name_of_range), []

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Callable, ClassVar, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
+import msgspec
 import numpy as np
 
 from ipucnn.aliases import PlainDict
@@ -46,6 +47,7 @@ from ipucnn.runs.folder import (
     TENSORBOARD,
     THRESHOLDS,
     WANDB,
+    KeptThreshold,
     RunFolder,
     fold_numbers,
     fold_path,
@@ -409,14 +411,14 @@ class RunWriter(RunFolder):
         write_text(self.path / ENVIRONMENT, json.dumps(processes, indent=2) + "\n")
         return processes
 
-    def keep_threshold(self, weight_updates: int, threshold: float) -> None:
+    def keep_threshold(self, weight_updates: int, threshold: KeptThreshold) -> None:
         """Saves the threshold of a checkpoint for ``ipucnn infer``.
 
         Raises:
             DataError: the folder cannot be written to.
         """
         known = {**self.thresholds(), str(weight_updates): threshold}
-        write_text(self.path / THRESHOLDS, json.dumps(known) + "\n")
+        write_text(self.path / THRESHOLDS, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
         """Writes a picture or the page of the run, whole or not at all, and returns its path.
@@ -519,7 +521,7 @@ class SilentWriter(RunWriter):
         """Writes nothing; returns this process alone."""
         return [facts]
 
-    def keep_threshold(self, weight_updates: int, threshold: float) -> None:
+    def keep_threshold(self, weight_updates: int, threshold: KeptThreshold) -> None:
         """Writes nothing."""
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:

@@ -23,7 +23,7 @@ from typing import (
 import numpy as np
 
 from ipucnn.datasets.base import DataSource, FileExamples, data_source
-from ipucnn.datasets.classes import MOST_NAMED, written_alike
+from ipucnn.datasets.classes import alike_line, written_alike
 from ipucnn.datasets.formats import (
     CLASS_LAYOUT,
     EMPTY,
@@ -342,11 +342,7 @@ def open_imagefolder(
     warnings = [divided, *([f"lists of parts are not read: {lists}"] if lists else [])] if divided else []
     pairs = written_alike(names)
     if pairs:
-        more = f" and {len(pairs) - MOST_NAMED} more pairs" if len(pairs) > MOST_NAMED else ""
-        warnings.append(
-            f"{printable(str(folder))}: classes whose names differ only in case or blanks: "
-            f"{', '.join(pairs[:MOST_NAMED])}{more}; join their folders if they are one class"
-        )
+        warnings.append(alike_line(printable(str(folder)), pairs))
     warnings += _deeper_line(found, (*train.paths, *evaluation.paths))
     warnings += unused_line(printable(str(folder)), passed.unused)
     # No augmentation is set: files are augmented by random crops while they are decoded.

@@ -20,6 +20,8 @@ from ipucnn.datasets.base import (
     RecordExamples,
     data_source,
 )
+from ipucnn.datasets.classes import alike_line, written_alike
+from ipucnn.datasets.formats import same_name
 from ipucnn.datasets.segmentation.masks import (
     MaskClasses,
     check_no_objects,
@@ -174,7 +176,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
         is_ordered = not isinstance(given, (str, AbstractSet, Mapping)) or isinstance(given, KeysView)
         names = [_class_name(name) for name in given] if is_ordered else []
-    if len(set(names)) < len(names) or "" in names:
+    if len({*map(same_name, names)}) < len(names) or "" in names:
         names = []
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}"
@@ -190,11 +192,20 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         location=location,
         augmentation="dihedral" if is_masks else "crop_flip",
     )
+    warnings = list(source.info.warnings)
     if is_masks:
         classes = MaskClasses(tuple(names), tuple(range(len(names))))
-        warnings = (*source.info.warnings, *notes_on_classes(classes, is_named, _ONE_CLASS))
-        source = replace(source, info=replace(source.info, warnings=warnings))
-    return source
+        warnings += notes_on_classes(classes, is_named, _ONE_CLASS)
+    alike = written_alike(names)
+    if alike:
+        warnings.append(alike_line(location, alike))
+    largest = max(int(part.images.max()) for part in (train, evaluation))
+    if largest == 1:
+        warnings.append(
+            f"{location}: the largest value of all images is 1, and pixels are 0 to 255: np.uint8(images) of images of "
+            "0 to 1 is 0 nearly everywhere, and np.uint8(np.rint(255 * images)) is right"
+        )
+    return replace(source, info=replace(source.info, warnings=tuple(warnings)))
 
 
 def _class_name(name: object) -> str:
@@ -250,6 +261,12 @@ def _conversion(images: np.ndarray) -> str:
     if dtype == np.uint8:
         return "give grey images, or red, green and blue as the last axis"
     if dtype.kind == "f":
+        if not np.isfinite(images).all():
+            axes = tuple(range(1, images.ndim))
+            return (
+                f"leave out images with values that are no numbers: known = np.isfinite(images).all(axis={axes}), "
+                "images[known], labels[known]"
+            )
         least, most = (images.min(), images.max()) if images.size else (0, 1)
         if least >= 0 and most <= 1:
             return "convert them: np.uint8(np.rint(255 * images))"
@@ -277,14 +294,32 @@ def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.nda
     return arrays
 
 
+def _hint_of_many(labels: np.ndarray, axis: int) -> str:
+    """Returns a hint for labels with several numbers along an axis for each image or pixel."""
+    what = "image" if labels.ndim == 2 else "pixel"
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all() or (labels < 0).any():
+        return f"give one number for each {what}, its class"
+    sums = labels.sum(axis=axis)
+    if np.isin(labels, (0, 1)).all():
+        if (sums == 1).all():
+            return f"give numbers in place of one-hot labels: labels.argmax(axis={axis})"
+        hint = f"each {what} has one class, and here some have several or none"
+        if what == "pixel":
+            return hint
+        return f"{hint}: train on the others, one = labels.sum(axis=1) == 1, images[one], labels[one].argmax(axis=1)"
+    if np.allclose(sums, 1, atol=1e-3):
+        return f"if they are probabilities, give the most probable class: labels.argmax(axis={axis})"
+    return f"give one number for each {what}, its class"
+
+
 def _label_hint(labels: np.ndarray, shape: Tuple[int, ...]) -> str:
     """Returns a hint for labels of images of a ``shape`` that are no whole numbers, or have another shape."""
     if labels.ndim == 4 and labels.shape[:3] != shape[:3] and (len(labels), *labels.shape[2:]) == shape[:3]:
         if labels.shape[1] == 1:
             return "leave out the axis of length 1: labels[:, 0]"
-        return "give numbers in place of one-hot labels: labels.argmax(axis=1)"
+        return _hint_of_many(labels, 1)
     if labels.ndim in (2, 4) and labels.shape[:-1] == shape[: labels.ndim - 1] and labels.shape[-1] > 1:
-        return "give numbers in place of one-hot labels: labels.argmax(axis=-1)"
+        return _hint_of_many(labels, -1)
     if labels.dtype.kind == "f":
         return "convert them if they are whole numbers: labels.astype(int)"
     if labels.dtype.kind in "UO":

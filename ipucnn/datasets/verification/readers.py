@@ -153,6 +153,8 @@ def file_samples(
 def source_samples(survey: Survey, source: DataSource) -> SamplesBySubset:
     """Returns the samples of a set that was opened as for training."""
     survey.class_names, survey.location = source.info.class_names, source.info.location
+    for pair in written_alike(survey.class_names):
+        survey.find("alike-classes", None, pair)
     return {
         subset: array_samples([("", np.asarray(examples.images), np.asarray(examples.masks))])
         if isinstance(examples, IN_MEMORY)
