@@ -79,12 +79,31 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
         (IMAGES / 255, "np.uint8(np.rint(255 * images))"),
         (np.uint16(IMAGES) * 257, "np.uint8(images // 256) of 16 bits"),
         (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
+        (
+            np.where(MASKS, np.nan, 0.5),
+            "np.isfinite(images.reshape(len(images), -1)).all(axis=1), images[known]",
+        ),
     ],
-    ids=["float", "16 bits", "4 channels"],
+    ids=["float", "16 bits", "4 channels", "no numbers"],
 )
 def test_images_of_another_type_get_the_conversion_that_fits(images, hint):
     part = images, np.arange(8) % 2
     check_raises(DataError, "wanted uint8 of 0 to 255", hint, opened, (part, part))
+
+
+def test_images_of_0_and_1_are_said_to_be_dark():
+    part = MASKS, np.arange(8) % 2
+    (line,) = opened((part, part)).info.warnings
+    assert "the largest value of all images is 1" in line
+    part = np.zeros_like(MASKS), np.arange(8) % 2
+    assert opened((part, part)).info.warnings == ()
+
+
+def test_names_of_arrays_are_told_apart_as_those_of_folders():
+    part = IMAGES, np.arange(8) % 2
+    check_raises(DataError, "names of the classes", "", opened, (part, part, ["\u00e9", "e\u0301"]))
+    (line,) = opened((part, part, [" a", "A "])).info.warnings
+    assert "classes whose names differ only in case or blanks: ' a' and 'A '" in line
 
 
 def test_a_fold_names_the_classes_that_its_parts_lack():

@@ -586,6 +586,23 @@ def test_a_class_in_other_case_is_suggested_and_not_assumed(tmp_path):
     assert opened(folder).info.num_eval == 2
 
 
+def test_a_class_with_a_blank_more_is_suggested(tmp_path):
+    folder = draw(tmp_path, "train/Cat*3", "train/Dog*3", "val/Dog *2")
+    error = check_raises(
+        DataError, "'Dog ', which the training part lacks; it has 'Dog'", "mv ", opened, folder
+    )
+    subprocess.run(re.search("mv .*", error.hint)[0], shell=True, check=True)
+    assert opened(folder).info.num_eval == 2
+
+
+def test_lists_of_classes_beside_the_parts_are_named(tmp_path):
+    folder = draw(tmp_path, "train/a*3", "train/b*3", "val/a*2", "val/b*2")
+    for name in ("classes.txt", "class_indices.json", "data.yaml"):
+        (folder / name).write_text("b\na\n")
+    (unused,) = opened(folder).info.unused
+    assert unused.examples == ("class_indices.json", "classes.txt")
+
+
 def test_file_names_in_two_unicode_forms_are_a_pair(tmp_path):
     folder = draw_pairs(tmp_path)
     for below, name in (("images", COMPOSED), ("masks", DECOMPOSED)):

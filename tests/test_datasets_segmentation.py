@@ -629,3 +629,86 @@ def test_images_of_more_than_8_bits_are_counted(tmp_path):
     write_pairs(tmp_path, zip(images, masks), ending="tif")
     line = "3 images have more than 8 bits: each one's own dark and bright become 0 and 255"
     assert line in open_pairs("imagemasks", tmp_path).info.warnings
+
+
+# -- tables of parts, and what a line takes ---------------------------------------------------------------------------
+
+
+def draw_parts(folder, values=(255, 0)):
+    """Writes two pairs for training and two for evaluation; three quarters of each mask have the first value."""
+    mask = np.where(np.arange(24)[:, np.newaxis] < 18, *np.uint8(values)) * np.ones((1, 24), np.uint8)
+    for number, part in enumerate(("train", "val")):
+        write_pairs(folder / part, [(noise(10 * number + k, 24, 24), mask) for k in range(2)])
+    return folder
+
+
+TABLE = "0 nucleus\n255 background\n"
+
+
+@pytest.mark.parametrize(
+    "places", [("",), ("train", "val"), ("train",), ("val",), ("", "train", "val")], ids=str
+)
+def test_a_table_of_classes_may_lie_in_the_set_or_in_its_parts(tmp_path, places):
+    folder = draw_parts(tmp_path / "set")
+    assert open_pairs("imagemasks", folder).info.class_names == ("background", "foreground")
+    for place in places:
+        (folder / place / "classes.txt").write_text(TABLE)
+    source = open_pairs("imagemasks", folder)
+    assert source.info.class_names == ("background", "nucleus")
+    assert np.mean([mask == 0 for mask in source.train.masks]) == 0.75
+    said = [line for line in source.info.warnings if "names the classes of all parts" in line]
+    assert len(said) == ("" not in places) and not source.info.unused
+    assert verified(folder, ".")[:2] == (set(), set())
+    # A part alone is the same set.
+    if places == ("train", "val"):
+        assert open_pairs("imagemasks", folder / "val").info.class_names == ("background", "nucleus")
+
+
+def test_tables_of_parts_that_differ_are_refused(tmp_path):
+    folder = draw_parts(tmp_path / "set")
+    (folder / "train/classes.txt").write_text(TABLE)
+    (folder / "val/classes.txt").write_text("0 background\n255 nucleus\n")
+    words, hint = "train/classes.txt and ", "keep one table for all parts"
+    check_raises(DataError, words, hint, open_pairs, "imagemasks", folder)
+    assert verified(folder, ".")[0] == {"unusable"}
+
+
+def test_lists_that_are_not_read_are_named(tmp_path):
+    folder = write_pairs(tmp_path, [(noise(k, 9, 9), np.uint8(noise(k, 9, 9) > 99)) for k in range(3)])
+    for name in ("Classes.TXT", "labels.json", "README.md", "train.py"):
+        (folder / name).write_text("0 cell\n1 background\n")
+    (unused,) = open_pairs("imagemasks", folder).info.unused
+    assert (unused.count, unused.examples) == (2, ("Classes.TXT", "labels.json"))
+    assert verified(folder, ".")[1] == {"passed-over"}
+
+
+def smoothed(k):
+    """Returns a mask of squares as JPEG stores it."""
+    data = io.BytesIO()
+    mask = np.zeros((40, 40), np.uint8)
+    mask[5 + k : 21, 9:30] = 255
+    Image.fromarray(mask).save(data, "JPEG", quality=60)
+    return np.array(Image.open(data))
+
+
+@pytest.mark.parametrize(
+    ("make", "table", "said", "is_edge"),
+    [
+        (smoothed, "0 background\n* cell\n", "(1 to 255) that no other line of classes.txt names are cell", True),
+        (lambda k: np.repeat(np.uint8([range(k + 5)] * 9), 3, axis=1), "0 background\n* cell\n",
+         "7 values of masks (1 to 7) that no other line", False),
+        (lambda k: np.uint8([[[k, 9, x] for x in range(20)], [[0, 0, 0]] * 20]), "0 0 0 background\n* cell\n",
+         "80 colours of masks that no other line of classes.txt names are cell", True),
+        (lambda k: np.uint8([[0, 7]] * 9), "0 background\n* cell\n", "", False),
+        (lambda k: np.uint8([[0, 7, 9]] * 9), "0 background\n7 a\n9 b\n", "", False),
+    ],
+    ids=["JPEG", "objects", "colours", "one value", "no such line"],
+)  # fmt: skip
+def test_the_values_that_a_line_takes_are_said(tmp_path, make, table, said, is_edge):
+    masks = [make(k) for k in range(4)]
+    folder = write_pairs(tmp_path, [(noise(k, *mask.shape[:2]), mask) for k, mask in enumerate(masks)])
+    (folder / "classes.txt").write_text(table)
+    lines = [line for line in open_pairs("imagemasks", folder).info.warnings if "no other line" in line]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
+    assert any("smoothed edges" in line for line in lines) == is_edge
+    assert ("other-values" in verified(folder, ".")[1]) == bool(said)

@@ -78,6 +78,7 @@ _AUGMENTING = ("AugMix", "CutMix", "MixUp", "RandAugment")
 # How a checkpoint says that a layer is called so.
 _NO_TRAINING = {"training": False}
 _OFF_BY_DEFAULT = ("Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout2D")
+_NOISE = ("AlphaDropout", "GaussianDropout", "GaussianNoise")
 # Layers without weights whose outputs are probabilities if their inputs are.
 _KEEPS_PROBABILITIES = (
     "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Dropout", "Flatten", "GlobalAveragePooling2D",
@@ -809,10 +810,15 @@ def _accepted(
             f"{where} is of the class {shown_value(kind)}, which is not Keras' own",
             "name the function that makes the network: --model my_net.py:build",
         )
+    if not is_own and kind in _NOISE:
+        raise ConfigurationError(
+            f"{where} is a {kind}, whose random numbers would differ each time",
+            "use Dropout or SpatialDropout2D, which draw them from the seed of the run, or --augment",
+        )
     if not is_own and kind not in PER_SAMPLE and kind not in PREPROCESSING:
         raise ConfigurationError(
-            f"{where} is a {shown_value(kind)}, which may mix the samples of a batch, or keep something from one "
-            "batch to the next",
+            f"{where} is a {shown_value(kind)}, which is not among Keras' layers that are known to compute each sample "
+            "by itself",
             "use another layer, or a class of your own, whose micro-batches are computed one by one",
         )
     if others:

@@ -725,7 +725,11 @@ def open_pairs(
     labels = np.concatenate([mask.reshape(-1) for mask in masks])
     counted_labels = labels if classes.ignored is None else labels[labels != IGNORED]
     if len(mask_values(counted_labels)) < 2:
-        raise DataError(f"the masks of {folder} have one value in all pixels: nothing to learn", PAIR_LAYOUT)
+        only = classes.names[int(counted_labels[0])]
+        raise DataError(
+            f"the masks of {folder} have one value in all pixels, of {printable(only)}: nothing to learn",
+            "mark what is to be found with another value: 0 is the background, 255 or any other the object",
+        )
     names = tuple(pair.shown(pair.image, pair.image.parent.parent) for pair in pairs)
     examples = MaskedExamples(pixels, labels, sizes, names)
     train, held = examples.subset(slice(None, num_train)), examples.subset(slice(num_train, None))

@@ -160,7 +160,7 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
             "join them in one folder",
         )
     if not is_first and name not in names:
-        alike = next((known for known in names if known.casefold() == name.casefold()), None)
+        alike = next((known for known in names if written_alike((known, name))), None)
         example = printable(alike or next(iter(names), "none"))
         hint = "both parts need the same class folders"
         if alike:
@@ -174,7 +174,7 @@ def _wrong_class(part: Path, path: Path, names: Mapping[str, Path], is_first: bo
             hint += f"{left_out}: {command}" if command else ""
         return DataError(
             f"{shown(part)} has the class '{printable(name)}', which the training part lacks; it has '{example}'"
-            + (", which differs in case" if alike else ""),
+            + (", which differs in case or blanks" if alike else ""),
             hint,
             "unknown-class",
         )

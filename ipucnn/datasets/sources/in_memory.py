@@ -262,10 +262,9 @@ def _conversion(images: np.ndarray) -> str:
         return "give grey images, or red, green and blue as the last axis"
     if dtype.kind == "f":
         if not np.isfinite(images).all():
-            axes = tuple(range(1, images.ndim))
             return (
-                f"leave out images with values that are no numbers: known = np.isfinite(images).all(axis={axes}), "
-                "images[known], labels[known]"
+                "leave out images with values that are no numbers: known = np.isfinite(images.reshape(len(images), "
+                "-1)).all(axis=1), images[known], labels[known]"
             )
         least, most = (images.min(), images.max()) if images.size else (0, 1)
         if least >= 0 and most <= 1:
