@@ -77,14 +77,18 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
     "images, hint",
     [
         (IMAGES / 255, "np.uint8(np.rint(255 * images))"),
-        (np.uint16(IMAGES) * 257, "np.uint8(images // 256) of 16 bits"),
+        (np.uint16(IMAGES) * 257, "of 16 bits: np.uint8(images // 256)"),
+        (np.uint16(IMAGES) * 16, "of 12 bits: np.uint8(images // 16)"),
+        (np.int64(IMAGES), "convert them: np.uint8(images)"),
+        (IMAGES > 99, "255 * np.uint8(images)"),
+        (IMAGES - np.int64(9), "bring their numbers to 0..255"),
         (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
         (
             np.where(MASKS, np.nan, 0.5),
             "np.isfinite(images.reshape(len(images), -1)).all(axis=1), images[known]",
         ),
     ],
-    ids=["float", "16 bits", "4 channels", "no numbers"],
+    ids=["float", "16 bits", "12 bits", "integers", "bool", "negative", "4 channels", "no numbers"],
 )
 def test_images_of_another_type_get_the_conversion_that_fits(images, hint):
     part = images, np.arange(8) % 2

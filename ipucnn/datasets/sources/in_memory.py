@@ -272,7 +272,14 @@ def _conversion(images: np.ndarray) -> str:
         if least >= 0 and most <= 255:
             return "convert them: np.uint8(np.rint(images))"
         return f"bring their numbers, from {least:.3g} to {most:.3g}, to 0..255, and convert them: np.uint8(images)"
-    return "convert them: np.uint8(images) of numbers from 0 to 255, np.uint8(images // 256) of 16 bits"
+    if dtype.kind == "b":
+        return "convert them: 255 * np.uint8(images)"
+    if dtype.kind not in "iu" or images.min() < 0:
+        return "bring their numbers to 0..255, and convert them: np.uint8(images)"
+    bits = int(images.max()).bit_length()
+    if bits <= 8:
+        return "convert them: np.uint8(images)"
+    return f"convert them, of {bits} bits: np.uint8(images // {2 ** (bits - 8)})"
 
 
 def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.ndarray]:
