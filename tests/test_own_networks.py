@@ -35,7 +35,7 @@ from ipucnn.models.counts import count_macs
 from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.own import PER_SAMPLE, of_checkpoint
-from ipucnn.models.preprocessing import WITHOUT_WEIGHTS
+from ipucnn.models.preprocessing import WITH_WEIGHTS
 from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.runs.setup import range_name
@@ -511,7 +511,7 @@ SCALE = "x = layers.Rescaling(1 / 255)(x)"
         (["x = layers.Add()([images, images])", "x = layers.Multiply()([x, images])", SCALE], True),
         (["x = layers.ReLU()(layers.Subtract()([images, layers.MaxPooling2D(1)(images)]))", SCALE], True),
         (["x = layers.Concatenate()([images, images])", "x = x / 255.0"], True),
-        (["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(2.0)(images)])"], True),
+        (["x = layers.Rescaling(2.0)(images)", "x = layers.Add()([x, layers.Rescaling(3.0)(images)])"], True),
         (["x = layers.Conv2D(2, 1)(images)", SCALE], False),
         (["x = layers.Add()([images, layers.Conv2D(2, 1)(images)])", SCALE], False),
         (["x = layers.BatchNormalization()(images)", SCALE], False),
@@ -540,20 +540,57 @@ def test_layers_without_weights_are_those_of_keras(kind):
     )
     images = [keras.Input((4, 4, 2)) for _ in range(num_inputs)]
     layer(images if num_inputs > 1 else images[0])
-    assert (kind in WITHOUT_WEIGHTS) == (not layer.weights)
+    assert (kind in WITH_WEIGHTS) == bool(layer.weights)
 
 
-def test_a_rescaling_behind_a_layer_of_its_own_is_ambiguous():
-    """The layer may hand on pixels, or compute with weights."""
-    own = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[..., :1]\n"
-    text = network("x = Grey()(images)", SCALE).replace("\n\ndef build", f"\n\n{own}\n\ndef build", 1)
+GREY = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[..., :1]\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["x = Grey()(images)", SCALE],  # it may hand on pixels, or compute with weights
+        ["x = layers.Add()([images, layers.Rescaling(0.1)(layers.ReLU()(images))])"],
+        ["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(2.0)(images)])"],
+        ["x = layers.Concatenate()([layers.Rescaling(2.0)(images), images])"],
+    ],
+)
+def test_a_rescaling_of_a_part_of_the_way_is_ambiguous(lines, succeeds, lightly):
+    text = network(*lines).replace("\n\ndef build", f"\n\n{GREY}\n\ndef build", 1)
     record, _ = built(text)
-    check_raises(
-        ConfigurationError, "follows a layer of its own", "--normalise raw", range_name, "network", record
-    )
+    check_raises(ConfigurationError, "may scale the images", "--normalise raw", range_name, "network", record)
     assert [range_name(name, record) for name in ("raw", "unit")] == ["raw", "unit"]
-    record, _ = built(text.replace("Grey()(images)", "Grey()(layers.Rescaling(2.0)(images))"))
+    # A run knows what its images were.
+    words = ("--dataset", "digits", "--limit-train", 64, "--limit-eval", 9, "--num-epochs", 1)
+    succeeds("train", write(text), *words, "--normalise", "unit", "--run-dir", "run")
+    succeeds("evaluate", "run", *(("--model-name", write(text)) if "Grey" in lines[0] else ()))
+
+
+def test_a_layer_of_its_own_behind_a_rescaling_changes_nothing():
+    lines = ["x = layers.Rescaling(2.0)(images)", "x = layers.Rescaling(3.0)(Grey()(x))"]
+    record, _ = built(network(*lines).replace("\n\ndef build", f"\n\n{GREY}\n\ndef build", 1))
     assert range_name("network", record) == "raw"
+
+
+def test_checkpoints_say_which_layer_scales_the_images():
+    """Those of earlier versions do not, and found fewer layers."""
+    record, _ = built(network("x = layers.Concatenate()([images, images])", SCALE))
+    data = record.own.to_data()
+    assert data["scaled_by"] == "rescaling"
+    read = of_checkpoint("net.py", json.loads(json.dumps(data)), "it", "")
+    assert read.first_rescaling == "rescaling"
+    before = of_checkpoint("net.py", {k: v for k, v in data.items() if k != "scaled_by"}, "it", "")
+    assert before.first_rescaling is None and before.image_scaling.is_certain
+    check_raises(
+        DataError,
+        "no network that can be read",
+        "",
+        of_checkpoint,
+        "net.py",
+        {**data, "scaled_by": "x"},
+        "it",
+        "",
+    )
 
 
 def test_a_normalization_behind_a_rescaling_need_not_be_adapted():

@@ -117,6 +117,20 @@ def test_a_file_that_scales_its_images_later_is_evaluated_and_trained_on(lines, 
         )
 
 
+@needs_keras_3
+@pytest.mark.parametrize(
+    "first",
+    ["layers.RandomFlip()(images)", "layers.Resizing(8, 8)(images)", "layers.GaussianNoise(0.1)(images)"],
+)
+def test_a_file_that_scales_its_images_behind_other_layers_is_not_taken_for_one_that_does_not(
+    first, run, succeeds
+):
+    name = write(network(f"x = layers.Rescaling(1 / 255)({first})"))
+    find_function(name, "build")((8, 8, 1), 10).save("mine.keras")
+    words = ["evaluate", "mine.keras", "--model-name", "lenet", "--dataset", "digits"]
+    check_refused(run, Refusal(words, "does not follow the images", "save it as .keras", 3))
+
+
 # --- weights that the function sets
 
 KERNEL = "KERNEL = np.arange(36, dtype=np.float32).reshape(3, 3, 2, 2) / 36"

@@ -168,6 +168,25 @@ def conversions(info: DatasetInfo, input_shape: Tuple[int, int, int], augments: 
     return lines
 
 
+_MIRRORED = "mirrored left to right half of the time"
+_CHANGES = {
+    "digits": "turned by up to 12 degrees, zoomed and shifted",
+    "shift": "shifted",
+    "shift_flip": f"shifted, and {_MIRRORED}",
+    "crop": "shifted",
+    "crop_flip": f"shifted, and {_MIRRORED}",
+    "dihedral": "mirrored, and turned by quarter turns",
+    "elastic": "mirrored, turned by any angle, zoomed and bent",
+}
+
+
+def changes_of_training(info: DatasetInfo) -> str:
+    """Returns what ``--augment`` does to the training images of a set, in words; "" if it does nothing."""
+    if info.augmentation == "none":  # files are augmented while they are decoded
+        return f"cut at random, and {_MIRRORED}" if info.decoded else ""
+    return _CHANGES[info.augmentation]
+
+
 def pixels_for_evaluation(
     image: Union[bytes, np.ndarray, PillowImage],
     origin: str,

@@ -53,11 +53,12 @@ from ipucnn.models.keras_files import (
 from ipucnn.models.names import base_name, named_weights, penalties
 from ipucnn.models.preprocessing import (
     PREPROCESSING,
+    ImageScaling,
     Statistics,
     as_rescaling,
     channels_of,
-    first_rescaling,
-    rescaling_behind_own,
+    image_scaling,
+    image_scaling_before,
     rescaling_of_operation,
     strip_preprocessing,
 )
@@ -113,6 +114,7 @@ class OwnNetwork:
             the user's code; otherwise None.
         remarks: what conversion changed, a sentence each.
         trained_as: the network in the checkpoint whose weights a function's network gets; None without a checkpoint.
+        trained_scaling: the layer that scales the images, as the checkpoint says; None without a checkpoint.
     """
 
     name: str
@@ -122,6 +124,7 @@ class OwnNetwork:
     needs: Optional[str] = None
     remarks: Sequence[str] = ()
     trained_as: Optional[Blueprint] = None
+    trained_scaling: Optional[ImageScaling] = None
     _called: Optional[Tuple[Tuple[int, ...], int, int]] = None
 
     @property
@@ -149,16 +152,17 @@ class OwnNetwork:
         return units if isinstance(units, int) else None
 
     @property
-    def first_rescaling(self) -> Optional[str]:
-        """Name of the layer that scales pixels of 0..255; None without it, or for a function that was not called."""
-        known = self.architecture or self.trained_as
-        return None if known is None else first_rescaling(known.nodes)
+    def image_scaling(self) -> ImageScaling:
+        """The layer that scales pixels of 0..255; none for a function that was not called."""
+        if self.trained_scaling is not None:
+            return self.trained_scaling
+        return ImageScaling(None) if self.architecture is None else image_scaling(self.architecture.nodes)
 
     @property
-    def rescaling_behind_own(self) -> Optional[str]:
-        """Name of the layer that scales the images, or what a layer of the user's own makes of them."""
-        known = self.architecture or self.trained_as
-        return None if known is None else rescaling_behind_own(known.nodes)
+    def first_rescaling(self) -> Optional[str]:
+        """Name of the layer that certainly scales pixels of 0..255; None without it."""
+        scaling = self.image_scaling
+        return scaling.layer if scaling.is_certain else None
 
     @property
     def notes(self) -> List[str]:
@@ -215,7 +219,13 @@ class OwnNetwork:
             for node in self.architecture.nodes[1:]
         ]
         shape = list(_input_sizes(self.architecture))
-        return {"name": self.name, "sha256": self.sha256, "input_shape": shape, "layers": layers}
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "input_shape": shape,
+            "layers": layers,
+            "scaled_by": self.first_rescaling,
+        }
 
     def check_buildable(self) -> None:
         """Checks that the file that the network needs was named on the command line.
@@ -686,9 +696,9 @@ def _architecture_of(
             f"the regularizers of {counted(len(regularized), 'layer')} are added to the loss of training, and to no "
             "other"
         )
-    rescaling = first_rescaling(blueprint.nodes)
-    if rescaling is not None:
-        changes.append(f"it takes pixels of 0..255, which its layer {rescaling} scales")
+    scaling = image_scaling(blueprint.nodes)
+    if scaling.layer is not None and scaling.is_certain:
+        changes.append(f"it takes pixels of 0..255, which its layer {scaling.layer} scales")
     return blueprint, changes
 
 
@@ -1293,10 +1303,16 @@ def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetw
         if len(nodes) == 1:
             raise ValueError("0 layers")
         architecture = Blueprint(list(nodes.values()), name_of_call)
+        scaling = (
+            ImageScaling(data["scaled_by"]) if "scaled_by" in data else image_scaling_before(nodes.values())
+        )
+        if scaling.layer is not None and scaling.layer not in nodes:
+            raise ValueError(f"a layer {scaling.layer!r} that scales the images")
     except (TypeError, ValueError, KeyError, AttributeError, ConfigurationError) as error:
         reason = text_of(error)
         raise DataError(
             f"{what} has no network that can be read: {shown_value(reason)}", "give another checkpoint"
         ) from None
     hint = needs if _own_nodes(architecture) else None
-    return OwnNetwork(name, str(data.get("sha256")), architecture=architecture, needs=hint)
+    digest = str(data.get("sha256"))
+    return OwnNetwork(name, digest, architecture=architecture, needs=hint, trained_scaling=scaling)

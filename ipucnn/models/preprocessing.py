@@ -7,7 +7,7 @@ own network keeps them and gets pixels of 0..255.  Weights of a whole model say 
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from ipucnn.models.settings import plain, plain_settings
 from ipucnn.text import shown_value
 
 PREPROCESSING = ("Rescaling", "Normalization")
-WITHOUT_WEIGHTS = (
-    "Activation", "Add", "Average", "AveragePooling2D", "Concatenate", "Cropping2D", "Dropout", "ELU", "Flatten",
-    "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity", "LeakyReLU", "MaxPooling2D", "Maximum", "Minimum",
-    "Multiply", "Permute", "ReLU", "Rescaling", "Reshape", "Softmax", "SpatialDropout2D", "Subtract", "UpSampling2D",
-    "ZeroPadding2D",
+WITH_WEIGHTS = (
+    "BatchNormalization", "Conv2D", "Conv2DTranspose", "Dense", "DepthwiseConv2D", "GroupNormalization",
+    "LayerNormalization", "PReLU", "SeparableConv2D",
 )  # fmt: skip
-"""Stock layers without weights: a Rescaling behind them alone still scales the images."""
+"""Stock layers with weights: a Rescaling behind the others alone still scales the images."""
+_PASSED_BEFORE = (
+    "AveragePooling2D", "Cropping2D", "Dropout", "Flatten", "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity",
+    "MaxPooling2D", "Permute", "Reshape", "SpatialDropout2D", "UpSampling2D", "ZeroPadding2D",
+)  # fmt: skip
 Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
 """A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
 
@@ -39,39 +41,52 @@ def strip_preprocessing(blueprint: Blueprint) -> None:
     blueprint.bypass(removed)
 
 
-def _of_images(nodes: Iterable[Node], images: str = INPUT_NAME, pass_own: bool = False) -> Iterator[Node]:
-    """Yields the nodes that read nothing but the images, or what nodes without weights make of them.
+class ImageScaling(NamedTuple):
+    """The layer of a network that scales its images.
 
-    Args:
-        nodes: nodes in an order in which they can run.
-        images: name of the input.
-        pass_own: whether layers of the user's own, which may have weights, count as nodes without.
+    Attributes:
+        layer: its name; None if no layer does.
+        is_certain: whether it scales the images, and all that is computed of them by weights.  Otherwise it follows a
+            layer of the user's own, which may have weights, or other layers get the images unscaled.
     """
-    pixels = {images}
+
+    layer: Optional[str]
+    is_certain: bool = True
+
+
+def image_scaling(nodes: Iterable[Node]) -> ImageScaling:
+    """Finds the first Rescaling before any layer with weights; a network with one takes pixels of 0..255."""
+    unscaled, of_own = {INPUT_NAME}, set()  # type: Set[str], Set[str]
+    first: Optional[str] = None
+    is_behind_own = goes_on_unscaled = False
     for node in nodes:
-        if node.inputs and pixels.issuperset(node.inputs):
-            yield node
-            is_free = node.is_operation or node.stock in (*WITHOUT_WEIGHTS, *PREPROCESSING)
-            if is_free or (pass_own and node.is_own):
-                pixels.add(node.name)
+        inputs = set(node.inputs)
+        if not inputs or not inputs & (unscaled | of_own):
+            continue
+        if not inputs <= unscaled | of_own:
+            goes_on_unscaled = True  # beside what is scaled, or computed by weights
+        elif node.stock == "Rescaling":
+            if first is None or (is_behind_own and inputs <= unscaled):
+                first, is_behind_own = node.name, not inputs <= unscaled
+        elif node.is_own:
+            of_own.add(node.name)
+        elif node.stock in WITH_WEIGHTS:
+            goes_on_unscaled = goes_on_unscaled or inputs <= unscaled
+        else:
+            (unscaled if inputs <= unscaled else of_own).add(node.name)
+    return ImageScaling(first, first is None or not (is_behind_own or goes_on_unscaled))
 
 
-def first_rescaling(nodes: Iterable[Node]) -> Optional[str]:
-    """Name of the layer that scales the images before any layer with weights; None if there is none.
-
-    A network with such a layer takes pixels of 0..255.
-    """
-    return next((node.name for node in _of_images(nodes) if node.stock == "Rescaling"), None)
-
-
-def rescaling_behind_own(nodes: Sequence[Node]) -> Optional[str]:
-    """Name of a Rescaling that scales what a layer of the user's own makes of the images, or else the images.
-
-    None if there is no such layer, or another one scales the images.
-    """
-    if first_rescaling(nodes) is not None:
-        return None
-    return next((node.name for node in _of_images(nodes, pass_own=True) if node.stock == "Rescaling"), None)
+def image_scaling_before(nodes: Iterable[Node]) -> ImageScaling:
+    """Returns what earlier versions found, for their checkpoints, which do not say it."""
+    unscaled = {INPUT_NAME}
+    for node in nodes:
+        if not unscaled.isdisjoint(node.inputs):
+            if node.stock == "Rescaling":
+                return ImageScaling(node.name)
+            if node.stock in _PASSED_BEFORE:
+                unscaled.add(node.name)
+    return ImageScaling(None)
 
 
 def scaling_of(nodes: Iterable[Node]) -> Scaling:
@@ -176,11 +191,16 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
         statistics: see :data:`Statistics`.
 
     Raises:
-        ConfigurationError: such a layer does not follow the input itself, or its numbers are not known.
+        ConfigurationError: such a layer follows neither the input itself nor a layer with weights, or its numbers are
+            not known.
     """
     chain: List[Node] = []
     source, channels = nodes[0].name, channels_of(nodes[0])
-    for node in _of_images(nodes[1:], source):
+    weighted: Set[str] = set()
+    for node in nodes[1:]:
+        if node.stock in WITH_WEIGHTS or not weighted.isdisjoint(node.inputs):
+            weighted.add(node.name)
+            continue
         node = rescaling_of_operation(node, channels if node.inputs == [source] else None) or node
         if node.stock not in PREPROCESSING:
             continue

@@ -405,7 +405,8 @@ def check_same_network(record: ModelRecord, meta: Mapping[str, PlainValue], what
         )
     from ipucnn.models.own import of_checkpoint  # imported here because it needs NumPy
 
-    own.trained_as = of_checkpoint(record.name, network, what, "").architecture
+    trained = of_checkpoint(record.name, network, what, "")
+    own.trained_as, own.trained_scaling = trained.architecture, trained.trained_scaling
 
 
 def _own_record(own: "OwnNetwork") -> ModelRecord:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, List, Sequence, Tuple
 import numpy as np
 
 from ipucnn.aliases import PlainDict
+from ipucnn.datasets.images import changes_of_training
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.reports.console import console, fact_table, note
 from ipucnn.reports.figures import label, new_figure
@@ -169,7 +170,11 @@ def sheet_of_samples(context: RunContext) -> Sheet:
     import_tensorflow(verbose=False)
     info, config = context.info, context.config
     samples = training_samples(context, context.program, _SAMPLES)
-    applied = f"augmentation {info.augmentation}" if config.augment else "no augmentation"
+    changes = changes_of_training(info) if config.augment else ""
+    mixed = [f"--{name} {value:g}" for name, value in (
+        ("mixup", config.mixup), ("cutmix", config.cutmix), ("random-erasing", config.random_erasing)
+    ) if value]  # fmt: skip
+    applied = "; ".join([changes or "no augmentation", *mixed])
     heading = (
         f"{context.resolved.record.name} on {info.name}: training samples, {applied}, seed {context.seed}"
     )

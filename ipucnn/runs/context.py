@@ -12,7 +12,7 @@ from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.formats import lifted, subfolders
-from ipucnn.datasets.images import conversions
+from ipucnn.datasets.images import changes_of_training, conversions
 from ipucnn.errors import DataError
 from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
@@ -192,11 +192,38 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
         weights=weights,
         notes=(
             *conversions(setup.source.info, setup.input_shape, config.augment and config.training),
+            *_augmentation_notes(setup),
             *kept,
         ),
     )
     warnings = [*device_warnings(config.device), *_warnings(context, runs_on_ipus(config.device))]
     return replace(context, warnings=tuple(warnings))
+
+
+# Their augmentation was chosen for them.
+_KNOWN_SETS = (
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "cifar100",
+    "imagenet",
+    "random",
+    "membranes",
+    "isbi2012",
+)
+
+
+def _augmentation_notes(setup: Setup) -> List[str]:
+    """Returns a note if a preset augments the images of a set that it does not know, whose classes may not bear it."""
+    config, info = setup.config, setup.source.info
+    is_asked_for = setup.resolved.origins["augment"].by_user or info.name in _KNOWN_SETS
+    changes = changes_of_training(info) if config.training and config.augment and not is_asked_for else ""
+    if not changes:
+        return []
+    return [
+        f"training images are {changes} (--augment, from the preset); --no-augment leaves them as they are"
+    ]
 
 
 def _check_classes(setup: Setup) -> None:

@@ -18,6 +18,7 @@ from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExam
 from ipucnn.datasets.limits import check_memory
 from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
+from ipucnn.models.preprocessing import ImageScaling
 from ipucnn.models.registry import ModelRecord
 from ipucnn.planning.network import InputShape, input_shape_for, network_options
 from ipucnn.python_files import is_python_name
@@ -129,11 +130,11 @@ def range_name(normalise: str, record: ModelRecord) -> str:
             patches of images; or nobody says whether a user's own network scales its images itself.
     """
     is_typed = normalise != "network"
-    uncertain = None if record.own is None else record.own.rescaling_behind_own
-    if uncertain is not None and not is_typed:
+    scaling = ImageScaling(None) if record.own is None else record.own.image_scaling
+    if not scaling.is_certain and not is_typed:
         raise ConfigurationError(
-            f"{shown_value(record.name)}: its layer {shown_value(uncertain)} follows a layer of its own, and scales "
-            "either the images or what that layer computes",
+            f"{shown_value(record.name)}: its layer {shown_value(scaling.layer)} may scale the images, but follows a "
+            "layer of its own, or other layers get the images unscaled",
             "use --normalise raw if it takes pixels of 0..255, --normalise standard or unit if it does not",
         )
     rescaling = None if record.own is None else record.own.first_rescaling

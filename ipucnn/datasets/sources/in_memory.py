@@ -17,6 +17,7 @@ from ipucnn.datasets.base import (
     EncodedExamples,
     Examples,
     FileExamples,
+    MaskedExamples,
     RecordExamples,
     data_source,
 )
@@ -183,14 +184,16 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         raise DataError(f"{text}, wanted a list of different texts in the order of labels", _HINT)
     if most >= len(names):
         raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
+    parts = [_as_masked(part) if is_masks else part for part in (train, evaluation)]
     source = data_source(
-        train,
-        evaluation,
+        *parts,
         name=name,
         task="segmentation" if is_masks else "classification",
         class_names=names,
         location=location,
-        augmentation="dihedral" if is_masks else "crop_flip",
+        augmentation="elastic" if is_masks else "crop_flip",
+        patchwise=is_masks,
+        decoded=False,
     )
     warnings = list(source.info.warnings)
     if is_masks:
@@ -206,6 +209,13 @@ def source_of(made: object, name: str, location: str) -> DataSource:
             "0 to 1 is 0 nearly everywhere, and np.uint8(np.rint(255 * images)) is right"
         )
     return replace(source, info=replace(source.info, warnings=tuple(warnings)))
+
+
+def _as_masked(part: ArrayExamples) -> MaskedExamples:
+    """Returns images and masks in memory as those of files are kept, which networks see as patches."""
+    count, height, width, channels = part.images.shape
+    sizes: np.ndarray = np.full((count, 2), (height, width), np.int64)
+    return MaskedExamples(part.images.reshape(-1, channels), part.labels.reshape(-1), sizes)
 
 
 def _class_name(name: object) -> str:
