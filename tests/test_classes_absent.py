@@ -84,11 +84,22 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
         (IMAGES - np.int64(9), "bring their numbers to 0..255"),
         (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
         (
-            np.where(MASKS, np.nan, 0.5),
-            "np.isfinite(images.reshape(len(images), -1)).all(axis=1), images[known]",
+            np.where(np.arange(8)[:, None, None] == 3, np.nan, IMAGES),
+            "np.isfinite(images.reshape(len(images), -1)).all(axis=1); images, labels = images[known]",
         ),
+        (np.where(MASKS, np.nan, 0.5), "give images of numbers"),
     ],
-    ids=["float", "16 bits", "12 bits", "integers", "bool", "negative", "4 channels", "no numbers"],
+    ids=[
+        "float",
+        "16 bits",
+        "12 bits",
+        "integers",
+        "bool",
+        "negative",
+        "4 channels",
+        "an image without numbers",
+        "no numbers",
+    ],
 )
 def test_images_of_another_type_get_the_conversion_that_fits(images, hint):
     part = images, np.arange(8) % 2
@@ -145,7 +156,7 @@ def test_masks_of_0_and_one_other_value_are_two_classes(high, names, kind):
     assert source.info.class_names == (tuple(names[0]) if names else ("background", "foreground"))
     assert source.info.num_classes == 2 and not source.info.warnings
     for part, expected in ((source.train, MASKS[:6]), (source.eval, MASKS[6:])):
-        assert part.labels.dtype == np.uint8 and np.array_equal(part.labels, expected)
+        assert part.labels.dtype == np.uint8 and np.array_equal(np.stack(part.masks), expected)
 
 
 def test_masks_that_number_objects_need_names_or_are_one_class():
@@ -162,7 +173,7 @@ def test_masks_that_number_objects_need_names_or_are_one_class():
     assert opened(pairs(masks, list("abcd")), "segmentation").info.num_classes == 4
     source = opened(pairs(masks > 0), "segmentation")
     assert source.info.class_names == ("background", "foreground") and not source.info.warnings
-    np.testing.assert_array_equal(source.train.labels, masks[:4] > 0)
+    np.testing.assert_array_equal(np.stack(source.train.masks), masks[:4] > 0)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +227,11 @@ def test_names_of_classes_have_the_order_of_labels(names):
         (np.eye(3)[[0, 1, 2, 0, 1, 2, 0, 1]], "one-hot labels: labels.argmax(axis=-1)"),
         (
             np.eye(8)[:, :3],
-            "some have several or none: train on the others, one = labels.sum(axis=1) == 1, images[one]",
+            "several or none: train on the others, one = labels.sum(axis=1) == 1; images, labels = images[one]",
         ),
         (np.full((8, 4), 0.25), "the most probable class: labels.argmax(axis=-1)"),
         (np.full((8, 4), 7), "give one number for each image, its class"),
+        (np.ones((8, 3)), "each image has one class, and here some have several or none"),
         (np.full((8, 4), np.nan), "give one number for each image, its class"),
         (np.arange(8) / 2, "labels.astype(int)"),
         (np.array(["ant", "bee"] * 4), "labels = np.searchsorted(names, labels)"),
@@ -235,6 +247,7 @@ def test_names_of_classes_have_the_order_of_labels(names):
         "several classes",
         "probabilities",
         "boxes",
+        "all of several classes",
         "no numbers",
         "floats",
         "text",

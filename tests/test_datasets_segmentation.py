@@ -656,7 +656,7 @@ def test_a_table_of_classes_may_lie_in_the_set_or_in_its_parts(tmp_path, places)
     source = open_pairs("imagemasks", folder)
     assert source.info.class_names == ("background", "nucleus")
     assert np.mean([mask == 0 for mask in source.train.masks]) == 0.75
-    said = [line for line in source.info.warnings if "names the classes of all parts" in line]
+    said = [line for line in source.info.warnings if "the classes of all parts are those of" in line]
     assert len(said) == ("" not in places) and not source.info.unused
     assert verified(folder, ".")[:2] == (set(), set())
     # A part alone is the same set.
@@ -675,7 +675,7 @@ def test_tables_of_parts_that_differ_are_refused(tmp_path):
 
 def test_lists_that_are_not_read_are_named(tmp_path):
     folder = write_pairs(tmp_path, [(noise(k, 9, 9), np.uint8(noise(k, 9, 9) > 99)) for k in range(3)])
-    for name in ("Classes.TXT", "labels.json", "README.md", "train.py"):
+    for name in ("Classes.TXT", "labels.json", "README.md", "train.py", "._classes.txt"):
         (folder / name).write_text("0 cell\n1 background\n")
     (unused,) = open_pairs("imagemasks", folder).info.unused
     assert (unused.count, unused.examples) == (2, ("Classes.TXT", "labels.json"))
@@ -712,3 +712,39 @@ def test_the_values_that_a_line_takes_are_said(tmp_path, make, table, said, is_e
     assert len(lines) == bool(said) and all(said in line for line in lines)
     assert any("smoothed edges" in line for line in lines) == is_edge
     assert ("other-values" in verified(folder, ".")[1]) == bool(said)
+
+
+def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
+    """Patches as large as fit, elastic augmentation, and the same first samples."""
+    folder = draw_parts(tmp_path / "set", (0, 255))
+    (tmp_path / "data.py").write_text(
+        "import numpy as np\nfrom PIL import Image\n\n\ndef load():\n    def part(name):\n"
+        "        return [np.stack([np.array(Image.open(f'set/{name}/{kind}/{k}.png')) for k in range(2)])\n"
+        "                for kind in ('images', 'masks')]\n\n    return part('train'), part('val')\n"
+    )
+    files, arrays = open_pairs("imagemasks", folder), None
+    words = ("--base-filters", 1, "--global-batch-size", 1, "--steps-per-execution", 1, "--dry-run")
+    of_files, of_arrays = (
+        report("train", "unet", "--dataset", name, *words) for name in ("set", "data.py:load")
+    )
+    assert of_files["input_shape"] == of_arrays["input_shape"] == [204, 204, 1]
+    arrays = open_dataset(choose_dataset("data.py:load", ".", home="isbi2012", task="segmentation"))
+    assert arrays.info.patchwise and arrays.info.augmentation == files.info.augmentation == "elastic"
+    for one, other in ((files.train, arrays.train), (files.eval, arrays.eval)):
+        np.testing.assert_array_equal(one.images, other.images)
+        np.testing.assert_array_equal(one.masks, other.masks)
+    assert any("mirrored, turned by any angle" in line for line in of_arrays["notes"])
+
+
+def test_a_threshold_that_says_nothing_is_not_kept(tmp_path, succeeds, report):
+    """No pixel of the masks is of class 1, or the probabilities are not those of ``infer`` without options."""
+    draw_parts(tmp_path / "set", (0, 255))
+    train = ("--base-filters", 1, "--micro-batch-size", 1, "--num-epochs", 1, "--run-dir", "run")
+    succeeds("train", "unet", "--dataset", "set", *train)
+    for words in (("--test-time-augmentation", 4), ("--patch-size", 204)):
+        found = report("evaluate", "run", *words)["segmentation"]["threshold"]
+        assert "kept" not in found and not Path("run/thresholds.json").exists()
+    assert report("evaluate", "run")["segmentation"]["threshold"]["kept"]
+    for path in Path("set/val/masks").iterdir():
+        Image.fromarray(np.zeros((24, 24), np.uint8)).save(path)
+    assert report("evaluate", "run")["segmentation"]["threshold"] is None

@@ -114,7 +114,11 @@ def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
     grey = "colours, if there are any, become grey: the network takes one channel"
     centre = " sees the centre of each image, 88% of the width and height of its largest part shaped 32x16"
     words = ("--dataset", "photos", "--image-size", "32x16", "--micro-batch-size", 2)
-    first, second = report("train", "lenet", *words, "--dry-run")["notes"]
+    first, second, third = report("train", "lenet", *words, "--dry-run")["notes"]
+    assert (
+        "cut at random, and mirrored left to right half of the time (--augment, from the preset); --no"
+        in third
+    )
     assert first == f"evaluation{centre}; training sees random parts" and second == grey
     assert report("train", "lenet", *words, "--no-augment", "--dry-run")["notes"] == [
         f"the network{centre}",
@@ -125,7 +129,7 @@ def test_what_images_lose_on_their_way_to_the_input_is_said(here, report, run):
         "train", "lenet", *words, "--num-epochs", 1, "--seed", 1, "--run-dir", "r", columns=400
     )
     assert code == 0 and f"note: {first}\n" in err and f"note: {grey}\n" in err
-    assert json.loads(Path("r/report.json").read_text())["notes"] == [first, second]
+    assert json.loads(Path("r/report.json").read_text())["notes"] == [first, second, third]
     notes = report("evaluate", "r")["notes"]
     assert notes[-2:] == [f"the network{centre}", grey]
 

@@ -86,9 +86,10 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
             raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
         moved = _moved(names, trained)
         if moved:
+            others = "" if moved[0].isdigit() else "; their other classes have other names"
             raise DataError(
                 f"{printable(moved[0])} is class {names.index(moved[0])} of data set {dataset}, and class "
-                f"{known[_form(moved[0])]} of {network}; their other classes have other names",
+                f"{known[_form(moved[0])]} of {network}{others}",
                 "give the classes the network's names, in any order",
                 "unknown-class",
             )
@@ -127,8 +128,8 @@ def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
 
 
 def _namelessness(names: Sequence[str]) -> str:
-    """Returns what is to be said of classes that :func:`are_numbers`; those of folders are called so."""
-    return "are called by numbers" if all(name.isdigit() for name in names) else "have no names"
+    """Returns what is to be said of classes that :func:`are_numbers`; those of folders may be called so."""
+    return "have numbers for names" if all(name.isdigit() for name in names) else "have no names"
 
 
 def _moved(names: Sequence[str], trained: Sequence[str]) -> List[str]:

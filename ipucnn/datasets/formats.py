@@ -223,7 +223,7 @@ def passed_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -
         if path not in read:
             count = num_images(path) if _is_folder(entry) else int(is_image_name(entry.name))
             reason = SYSTEM if is_made_by_system(entry.name) else BESIDE
-            if not count and _ABOUT_CLASSES.fullmatch(entry.name) and path.is_file():
+            if not count and reason != SYSTEM and _ABOUT_CLASSES.fullmatch(entry.name) and path.is_file():
                 count, reason = 1, LIST
             if count:
                 yield Problem("passed-over", subset, printable(entry.name), reason, count=count)

@@ -481,7 +481,10 @@ def open_dataset(
         ConfigurationError: a limit is not a number.
     """
     if choice.make is not None:
-        source = in_memory.source_of(choice.make(), choice.name, choice.message[len("data set ") :])
+        made = choice.make()
+        if not in_memory.is_kept(choice.name):  # those are made of arrays already
+            made = in_memory.source_of(made, choice.name, choice.message[len("data set ") :])
+        source = made
         _check_task(choice.message, source.info.task, choice.task)
     elif choice.is_absent:
         return base.limit_source(_open_published(choice.name), limit_train, limit_eval, options.seed)

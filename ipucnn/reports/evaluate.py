@@ -286,7 +286,8 @@ def _mask_facts(result: Evaluation) -> List[Tuple[str, str]]:
         time += f", V^Rand and V^Info {units.duration(segmentation['scores_s'])}"
     best, threshold = segmentation["threshold"], []
     if best is not None:
-        text = f"{best['value']:g} has the best {best['of']}: {best['score']:.4f} (at 0.5: {best['at_half']:.4f})"
+        score = f"{best['score']:.4f} (at 0.5: {best['at_half']:.4f})"
+        text = f"{best['value']:g} has the best {best['of']} of those tried: {score}"
         threshold = [("threshold", text + ("; infer takes it" if best.get("kept") else ""))]
     return [
         *threshold,

@@ -81,7 +81,7 @@ def evaluate_run(request: EvaluateRequest) -> Events[Evaluation]:
     if network is None:
         device, wall_s, notes = yield from _evaluate_classes(trained, totals, request)
         return _evaluation(trained, device, totals, wall_s, notes)
-    segmentation, wall_s = yield from _evaluate_masks(trained, totals, network)
+    segmentation, wall_s = yield from _evaluate_masks(trained, totals, network, request)
     evaluation = _evaluation(trained, network.device, totals, wall_s, network.notes)
     return msgspec.structs.replace(evaluation, segmentation=segmentation)
 
@@ -186,9 +186,11 @@ def _evaluation(
 
 
 def _evaluate_masks(
-    trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork
+    trained: TrainedSetup, totals: EvaluationTotals, network: PatchwiseNetwork, request: EvaluateRequest
 ) -> Events[Tuple[PlainDict, float]]:
     """Adds all pixels to the totals and stores the recommended threshold in the folder of the run.
+
+    That of other patches, or of averaged versions, is not stored: ``infer`` would take it without them.
 
     Returns:
         ``segmentation`` of the report, and the seconds taken.
@@ -203,6 +205,11 @@ def _evaluate_masks(
     report = evaluation.report()
     folder, updates = trained.weights.folder, trained.weights.weight_updates
     if report["threshold"] is None or folder is None or updates is None:
+        return report, wall_s
+    if request.patch_size is not None or request.test_time_augmentation > 1:
+        yield Note(
+            "infer does not take this threshold, which is one of --patch-size or --test-time-augmentation"
+        )
         return report, wall_s
     # A copied checkpoint may be of another run than the folder that it lies in.
     if Path(trained.weights.name).absolute().parent == folder.checkpoints.absolute():
@@ -313,9 +320,9 @@ class MaskEvaluation:
 
         Returns:
             Its ``value``; ``of``, the name of the score; that ``score``; and the score ``at_half``.  None for more than
-            two classes.
+            two classes, and if no pixel is of class 1: every threshold has the same score.
         """
-        if not self._classes.is_binary:
+        if not self._classes.is_binary or not self._totals.confusion[1].sum():
             return None
         if scores is not None:
             best = scores["rand"]["best"]

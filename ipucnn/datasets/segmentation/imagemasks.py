@@ -740,7 +740,7 @@ def open_pairs(
     warnings += remark_lines(remarks, lambda count: counted(count, "image"))
     tables = tables_of(found)
     if tables and tables[0].parent != found.location:
-        warnings.append(f"{shown(tables[0])} names the classes of all parts")
+        warnings.append(f"the classes of all parts are those of {' and '.join(map(shown, tables))}")
     warnings += notes_on_classes(classes, table is not None)
     warnings += other_values(classes, (stored[pair].numbers for pair in pairs))
     if classes.ignored is not None:

@@ -81,6 +81,11 @@ def keep(given: object, is_evaluated: bool, share: float = HELD_OUT_SHARE) -> st
     return name
 
 
+def is_kept(name: str) -> bool:
+    """Returns whether arrays are kept by this name."""
+    return name in _kept
+
+
 def is_divided(name: str) -> bool:
     """Returns whether arrays are kept by this name of which a share was held out."""
     return name in _kept and bool(_kept[name][1])
@@ -272,9 +277,12 @@ def _conversion(images: np.ndarray) -> str:
         return "give grey images, or red, green and blue as the last axis"
     if dtype.kind == "f":
         if not np.isfinite(images).all():
+            known = np.isfinite(images.reshape(len(images), -1)).all(axis=1)
+            if not known.any():
+                return "give images of numbers: each of them has values that are none (NaN, infinite)"
             return (
                 "leave out images with values that are no numbers: known = np.isfinite(images.reshape(len(images), "
-                "-1)).all(axis=1), images[known], labels[known]"
+                "-1)).all(axis=1); images, labels = images[known], labels[known]"
             )
         least, most = (images.min(), images.max()) if images.size else (0, 1)
         if least >= 0 and most <= 1:
@@ -304,7 +312,9 @@ def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.nda
     if np.ma.is_masked(images):
         raise DataError(f"{what}: the images have masked values", "give them a value: images.filled(0)")
     if np.ma.is_masked(labels):
-        hint = "leave out their images: known = ~labels.mask, images[known], labels.data[known]"
+        hint = (
+            "leave out their images: known = ~labels.mask; images, labels = images[known], labels.data[known]"
+        )
         hint = _UNLABELLED if arrays[1].ndim > 2 else hint
         raise DataError(f"{what}: the labels have masked values", hint)
     return arrays
@@ -320,9 +330,12 @@ def _hint_of_many(labels: np.ndarray, axis: int) -> str:
         if (sums == 1).all():
             return f"give numbers in place of one-hot labels: labels.argmax(axis={axis})"
         hint = f"each {what} has one class, and here some have several or none"
-        if what == "pixel":
+        if what == "pixel" or not (sums == 1).any():
             return hint
-        return f"{hint}: train on the others, one = labels.sum(axis=1) == 1, images[one], labels[one].argmax(axis=1)"
+        return (
+            f"{hint}: train on the others, one = labels.sum(axis=1) == 1; images, labels = images[one], "
+            "labels[one].argmax(axis=1)"
+        )
     if np.allclose(sums, 1, atol=1e-3):
         return f"if they are probabilities, give the most probable class: labels.argmax(axis={axis})"
     return f"give one number for each {what}, its class"
@@ -340,8 +353,8 @@ def _label_hint(labels: np.ndarray, shape: Tuple[int, ...]) -> str:
         return "convert them if they are whole numbers: labels.astype(int)"
     if labels.dtype.kind in "UO":
         return (
-            "number them alike in both pairs: names = sorted(set(train_labels)), labels = np.searchsorted(names, "
-            "labels), and return names after the pairs"
+            "number them alike in both pairs: names = sorted(set(train_labels)); labels = np.searchsorted(names, "
+            "labels); and return names after the pairs"
         )
     return _HINT
 
@@ -378,7 +391,10 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         elif is_masks:
             hint += f"; if the values number objects, or are 0 and one other, {_ONE_CLASS}"
         elif low < 0:
-            hint += "; leave out images without a class: known = labels >= 0, images[known], labels[known]"
+            hint += (
+                "; leave out images without a class: known = labels >= 0; images, labels = images[known], "
+            )
+            hint += "labels[known]"
         text = f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0 to {most}"
         raise DataError(text, hint)
     return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))

@@ -41,6 +41,7 @@ from ipucnn.datasets.segmentation import imagemasks
 from ipucnn.datasets.segmentation.imagemasks import Pair, PairPage
 from ipucnn.datasets.segmentation.masks import (
     BINARY,
+    EVERY_OTHER,
     TABLE,
     MaskClasses,
     codes,
@@ -254,7 +255,8 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
     table = item_or_problem(partial(imagemasks.table_of, found), None, TABLE, folder / TABLE)
     if isinstance(table, Problem):
         survey.report(table)
-    known = None if isinstance(table, Problem) else table
+    # Without one table, the values of masks say nothing.
+    known = MaskClasses(BINARY.names, (0, EVERY_OTHER)) if isinstance(table, Problem) else table
     masks = imagemasks.read_masks(found, files, survey.max_pixels, known)
     stored = dict(readable(masks, lambda problem: None))  # decoding reports those that are chosen
     classes = known or BINARY
@@ -267,8 +269,9 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
         survey.find("void-class", None, printable(name))
     for values in unnamed_values(classes, table is not None):
         survey.find("unnamed-classes", None, values)
-    for values in other_values(classes, (mask.numbers for mask in stored.values())):
-        survey.find("other-values", None, values)
+    if known is table:
+        for values in other_values(classes, (mask.numbers for mask in stored.values())):
+            survey.find("other-values", None, values)
     if stored:
         survey.class_colours = imagemasks.colours_of_classes(classes, stored.values())
     return {
