@@ -81,7 +81,7 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
         (np.uint16(IMAGES) * 16, "of 12 bits: np.uint8(images // 16)"),
         (np.int64(IMAGES), "convert them: np.uint8(images)"),
         (IMAGES > 99, "255 * np.uint8(images)"),
-        (IMAGES - np.int64(9), "bring their numbers to 0..255"),
+        (IMAGES.astype(int) - 9, "bring their numbers to 0..255"),
         (np.zeros((8, 6, 6, 4), np.uint8), "red, green and blue as the last axis"),
         (
             np.where(np.arange(8)[:, None, None] == 3, np.nan, IMAGES),
