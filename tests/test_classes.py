@@ -55,7 +55,8 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
         (("ant", "bee", "café"), NAMES, "does not know: bee; its classes are ant, bee, café, and the network's are "
          "Bee, ant, café", "if they are the same classes, rename bee to Bee"),
         (("b", "c", "d"), ("a", "b", "c"), "does not know: d;", "images of the network's classes"),
-        (("0", "1", "2", "3"), NAMES, "run has 3 classes, data set other has 4", "take its own"),
+        (("0", "1", "2", "3"), NAMES, "run has 3 classes, data set other has 4: its classes are 0, 1, 2, 3, and the "
+         "network's are Bee, ant, café", "take its own"),
         (("ant", "Bee"), ("0", "1", "2"), "run has 3 classes, data set other has 2", "take its own"),
         (("cell", "background"), ("background", "foreground"), "background is class 1 of data set other, and class 0 "
          "of run", "the network's names, in any order"),

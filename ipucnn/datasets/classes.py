@@ -83,7 +83,11 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         fits = len(names) <= len(trained) if may_lack else len(names) == len(trained)
         if not fits:
             classes = counted(len(trained), "class")
-            raise DataError(f"{network} has {classes}, data set {dataset} has {len(names)}", hint)
+            both = f": its classes are {_listed(names)}, and the network's are {_listed(trained)}"
+            raise DataError(
+                f"{network} has {classes}, data set {dataset} has {len(names)}{both if any(trained) else ''}",
+                hint,
+            )
         moved = _moved(names, trained)
         if moved:
             others = "" if moved[0].isdigit() else "; their other classes have other names"

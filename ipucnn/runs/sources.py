@@ -17,6 +17,7 @@ from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import norm_layer_of, norm_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
 from ipucnn.datasets.classes import are_same, in_order_of, order_note
+from ipucnn.datasets.sources.in_memory import PREFIX
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, shown
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
@@ -363,6 +364,8 @@ def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any
 
 def _named(facts: DatasetInfo) -> str:
     """Returns the name of a data set, and its folder if it has one: many sets have the name of their format."""
+    if facts.name.startswith(PREFIX):  # nobody typed this name
+        return "the arrays"
     return f"{facts.name} in {facts.location}" if os.sep in facts.location else facts.name
 
 
