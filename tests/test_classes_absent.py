@@ -77,8 +77,8 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
     "images, hint",
     [
         (IMAGES / 255, "np.uint8(np.rint(255 * images))"),
-        (np.uint16(IMAGES) * 257, "of 16 bits: np.uint8(images // 256)"),
-        (np.uint16(IMAGES) * 16, "of 12 bits: np.uint8(images // 16)"),
+        (np.uint16(IMAGES) * 257, "of 16 bits, alike in both parts: np.uint8(images // 256)"),
+        (np.uint16(IMAGES) * 16, "of 12 bits, alike in both parts: np.uint8(images // 16)"),
         (np.int64(IMAGES), "convert them: np.uint8(images)"),
         (IMAGES > 99, "255 * np.uint8(images)"),
         (IMAGES.astype(int) - 9, "bring their numbers to 0..255"),

@@ -734,6 +734,8 @@ def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
         np.testing.assert_array_equal(one.images, other.images)
         np.testing.assert_array_equal(one.masks, other.masks)
     assert any("mirrored, turned by any angle" in line for line in of_arrays["notes"])
+    found = report("verify-dataset", "data.py:load")
+    assert (found["task"], found["findings"]) == ("segmentation", [])
 
 
 def test_a_threshold_that_says_nothing_is_not_kept(tmp_path, succeeds, report):

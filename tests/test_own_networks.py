@@ -553,6 +553,10 @@ GREY = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[...,
         ["x = layers.Add()([images, layers.Rescaling(0.1)(layers.ReLU()(images))])"],
         ["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(2.0)(images)])"],
         ["x = layers.Concatenate()([layers.Rescaling(2.0)(images), images])"],
+        [
+            "y = layers.Conv2D(2, 1)(Grey()(images))",
+            "x = layers.Add()([layers.Conv2D(2, 1)(layers.Rescaling(2.0)(images)), y])",
+        ],
     ],
 )
 def test_a_rescaling_of_a_part_of_the_way_is_ambiguous(lines, succeeds, lightly):

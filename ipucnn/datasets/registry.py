@@ -265,6 +265,7 @@ class ChosenDataset:
         download_to: the data folder to download into; None if there is no download.
         like: the data set that noise replaces; noise has its size and classes if they are known.
         make: the user's function that reads the set; None for all other sets.
+        is_opened: whether ``make`` is no function of the user's, and returns a set that was checked before.
         is_absent: whether the files are missing; the published number of blank images replaces them.
     """
 
@@ -276,6 +277,7 @@ class ChosenDataset:
     like: Optional[str] = None
     make: Optional[Callable[[], Any]] = None
     is_absent: bool = False
+    is_opened: bool = False
 
     @property
     def files(self) -> Found:
@@ -415,7 +417,8 @@ def choose_dataset(
 def _choose_unregistered(name: str, task: str) -> ChosenDataset:
     """Chooses arrays in memory, the set in a folder, or one of an installed package."""
     if name.startswith(in_memory.PREFIX):
-        return ChosenDataset(name, None, f"data set {name}", task, make=in_memory.find(name))
+        make = in_memory.find(name)
+        return ChosenDataset(name, None, f"data set {name}", task, make=make, is_opened=True)
     folder = expand(name)
     kind = kind_of(folder)
     if kind is Kind.FOLDER:
@@ -481,10 +484,9 @@ def open_dataset(
         ConfigurationError: a limit is not a number.
     """
     if choice.make is not None:
-        made = choice.make()
-        if not in_memory.is_kept(choice.name):  # those are made of arrays already
-            made = in_memory.source_of(made, choice.name, choice.message[len("data set ") :])
-        source = made
+        source = choice.make()
+        if not choice.is_opened:
+            source = in_memory.source_of(source, choice.name, choice.message[len("data set ") :])
         _check_task(choice.message, source.info.task, choice.task)
     elif choice.is_absent:
         return base.limit_source(_open_published(choice.name), limit_train, limit_eval, options.seed)

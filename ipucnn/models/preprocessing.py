@@ -71,7 +71,7 @@ def image_scaling(nodes: Iterable[Node]) -> ImageScaling:
         elif node.is_own:
             of_own.add(node.name)
         elif node.stock in WITH_WEIGHTS:
-            goes_on_unscaled = goes_on_unscaled or inputs <= unscaled
+            goes_on_unscaled = True
         else:
             (unscaled if inputs <= unscaled else of_own).add(node.name)
     return ImageScaling(first, first is None or not (is_behind_own or goes_on_unscaled))

@@ -217,7 +217,8 @@ _KNOWN_SETS = (
 def _augmentation_notes(setup: Setup) -> List[str]:
     """Returns a note if a preset augments the images of a set that it does not know, whose classes may not bear it."""
     config, info = setup.config, setup.source.info
-    is_asked_for = setup.resolved.origins["augment"].by_user or info.name in _KNOWN_SETS
+    is_known = info.name in _KNOWN_SETS and setup.resolved.choice.make is None
+    is_asked_for = setup.resolved.origins["augment"].by_user or is_known
     changes = changes_of_training(info) if config.training and config.augment and not is_asked_for else ""
     if not changes:
         return []

@@ -81,11 +81,6 @@ def keep(given: object, is_evaluated: bool, share: float = HELD_OUT_SHARE) -> st
     return name
 
 
-def is_kept(name: str) -> bool:
-    """Returns whether arrays are kept by this name."""
-    return name in _kept
-
-
 def is_divided(name: str) -> bool:
     """Returns whether arrays are kept by this name of which a share was held out."""
     return name in _kept and bool(_kept[name][1])
@@ -297,7 +292,7 @@ def _conversion(images: np.ndarray) -> str:
     bits = int(images.max()).bit_length()
     if bits <= 8:
         return "convert them: np.uint8(images)"
-    return f"convert them, of {bits} bits: np.uint8(images // {2 ** (bits - 8)})"
+    return f"convert them, of {bits} bits, alike in both parts: np.uint8(images // {2 ** (bits - 8)})"
 
 
 def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.ndarray]:

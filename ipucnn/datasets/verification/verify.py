@@ -170,4 +170,4 @@ def choose(name: Optional[str], path: Path, download: bool = False) -> ChosenDat
         return choice
     # The function is called only once, also for its task, because its result may differ from call to call.
     source = open_dataset(choice)
-    return replace(choice, task=source.info.task, make=lambda: source)
+    return replace(choice, task=source.info.task, make=lambda: source, is_opened=True)
