@@ -220,11 +220,8 @@ def _augmentation_notes(setup: Setup) -> List[str]:
     is_known = info.name in _KNOWN_SETS and setup.resolved.choice.make is None
     is_asked_for = setup.resolved.origins["augment"].by_user or is_known
     changes = changes_of_training(info) if config.training and config.augment and not is_asked_for else ""
-    if not changes:
-        return []
-    return [
-        f"training images are {changes} (--augment, from the preset); --no-augment leaves them as they are"
-    ]
+    text = f"training images are {changes} (--augment, from the preset); --no-augment leaves them as they are"
+    return [text] if changes else []
 
 
 def _check_classes(setup: Setup) -> None:
