@@ -722,7 +722,7 @@ def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
         "        return [np.stack([np.array(Image.open(f'set/{name}/{kind}/{k}.png')) for k in range(2)])\n"
         "                for kind in ('images', 'masks')]\n\n    return part('train'), part('val')\n"
     )
-    files, arrays = open_pairs("imagemasks", folder), None
+    files = open_pairs("imagemasks", folder)
     words = ("--base-filters", 1, "--global-batch-size", 1, "--steps-per-execution", 1, "--dry-run")
     of_files, of_arrays = (
         report("train", "unet", "--dataset", name, *words) for name in ("set", "data.py:load")

@@ -17,6 +17,7 @@ from tensorflow import keras
 
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.registry import choose_dataset, open_dataset
+from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.keras_files import load_keras_weights, read_keras_weights
@@ -129,6 +130,24 @@ def test_a_file_that_scales_its_images_behind_other_layers_is_not_taken_for_one_
     find_function(name, "build")((8, 8, 1), 10).save("mine.keras")
     words = ["evaluate", "mine.keras", "--model-name", "lenet", "--dataset", "digits"]
     check_refused(run, Refusal(words, "does not follow the images", "save it as .keras", 3))
+
+
+@needs_keras_3
+def test_a_file_whose_range_was_asked_for_is_evaluated_in_it(run, report):
+    """Images get to layers scaled and unscaled; the hint that asks for the range works, and gives Keras's loss."""
+    name = write(network("x = layers.Concatenate()([layers.Rescaling(1 / 255)(images), images])"))
+    model = find_function(name, "build")((8, 8, 1), 10)
+    model.save("mine.keras")
+    held_out = open_digits().eval
+    logits = np.asarray(model(np.float32(held_out.images)), np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    loss = -logarithms[np.arange(len(logits)), held_out.labels].mean()
+    words = ["evaluate", "mine.keras", "--dataset", "digits", "--model-name"]
+    check_refused(run, Refusal([*words, "mine.keras"], "may scale the images", "use --normalise raw"))
+    for network_name in ("mine.keras", name):
+        found = report(*words, network_name, "--normalise", "raw")
+        assert found["measured"]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 # --- weights that the function sets

@@ -11,8 +11,9 @@ from ipucnn.config.resolve import OWN_GLOBAL_BATCH, Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import DatasetInfo, fingerprint
 from ipucnn.datasets.classes import in_order_of
-from ipucnn.datasets.formats import lifted, subfolders
+from ipucnn.datasets.formats import LAYOUTS, lifted, subfolders
 from ipucnn.datasets.images import changes_of_training, conversions
+from ipucnn.datasets.registry import DATASETS
 from ipucnn.errors import DataError
 from ipucnn.models.own import OwnNetwork
 from ipucnn.planning.network import network_options
@@ -200,28 +201,18 @@ def _context_of(start: Start, group: ProcessGroup) -> RunContext:
     return replace(context, warnings=tuple(warnings))
 
 
-# Their augmentation was chosen for them.
-_KNOWN_SETS = (
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "cifar10",
-    "cifar100",
-    "imagenet",
-    "random",
-    "membranes",
-    "isbi2012",
-)
-
-
 def _augmentation_notes(setup: Setup) -> List[str]:
     """Returns a note if a preset augments the images of a set that it does not know, whose classes may not bear it."""
     config, info = setup.config, setup.source.info
-    is_known = info.name in _KNOWN_SETS and setup.resolved.choice.make is None
-    is_asked_for = setup.resolved.origins["augment"].by_user or is_known
-    changes = changes_of_training(info) if config.training and config.augment and not is_asked_for else ""
-    text = f"training images are {changes} (--augment, from the preset); --no-augment leaves them as they are"
-    return [text] if changes else []
+    is_unknown = setup.resolved.choice.make is not None or info.name in LAYOUTS or info.name not in DATASETS
+    is_taken = config.training and config.augment and not setup.resolved.origins["augment"].by_user
+    changes = changes_of_training(info) if is_taken and is_unknown else ""
+    # The augmentation of the other sets was chosen for them.
+    return (
+        [f"training images are {changes} (--augment, from the preset); --no-augment leaves them as they are"]
+        if changes
+        else []
+    )
 
 
 def _check_classes(setup: Setup) -> None:

@@ -214,10 +214,9 @@ def _evaluate_masks(
     # A copied checkpoint may be of another run than the folder that it lies in.
     if Path(trained.weights.name).absolute().parent == folder.checkpoints.absolute():
         try:
-            info = trained.source.info
+            info, writer = trained.source.info, open_writer(find_role(), folder.path)
             chosen_on = f"{counted(len(examples), 'image')} of {info.name} ({info.location})"
-            kept = KeptThreshold(report["threshold"]["value"], chosen_on)
-            open_writer(find_role(), folder.path).keep_threshold(updates, kept)
+            writer.keep_threshold(updates, KeptThreshold(report["threshold"]["value"], chosen_on))
             report["threshold"]["kept"] = True
         except DataError as error:
             yield Note(f"warning: the threshold for infer is not kept: {error.message}")

@@ -137,7 +137,7 @@ def range_name(normalise: str, record: ModelRecord) -> str:
             "layer of its own, or other layers get the images unscaled",
             "use --normalise raw if it takes pixels of 0..255, --normalise standard or unit if it does not",
         )
-    rescaling = None if record.own is None else record.own.first_rescaling
+    rescaling = scaling.layer if scaling.is_certain else None
     name = normalise if is_typed else record.input_range if rescaling is None else "raw"
     if rescaling is not None and name != "raw":
         raise ConfigurationError(

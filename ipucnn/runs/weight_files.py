@@ -141,6 +141,8 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
         ConfigurationError: the scalings differ.
     """
     own = setup.record.own
+    if own is not None and not own.image_scaling.is_certain:
+        return []  # the user said it, and check_computes compares both networks on pixels
     try:
         scaling = scaling_of_file(path)
     except DataError:
@@ -194,7 +196,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
         DataError: they differ.
     """
     own, name = setup.record.own, shown_value(setup.record.name)
-    scales = own is not None and own.first_rescaling is not None
+    scales = own is not None and own.image_scaling.layer is not None
     end = [node.config.get("activation") for node in (read_model(path) or ())[-1:]]
     if end and end[0] not in (None, "linear", "softmax"):
         raise DataError(

@@ -279,6 +279,10 @@ def have_grey_edges(masks: Sequence[Sequence[int]]) -> bool:
     )
 
 
+# Objects that are coloured one by one seldom have more colours in all masks together; smoothed edges have dozens.
+_MANY_COLOURS = 12
+
+
 def other_values(classes: MaskClasses, masks: Iterable[np.ndarray]) -> List[str]:
     """Returns which values of masks the line ``* NAME`` of a table makes one class; nothing if that is one value.
 
@@ -303,9 +307,6 @@ def other_values(classes: MaskClasses, masks: Iterable[np.ndarray]) -> List[str]
     if have_grey_edges(of_each) or (classes.colours and len(others) >= _MANY_COLOURS):
         text += "; if they are smoothed edges (JPEG, anti-aliasing), save masks of one value for each class"
     return [text]
-
-
-_MANY_COLOURS = 12
 
 
 def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:

@@ -386,10 +386,8 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         elif is_masks:
             hint += f"; if the values number objects, or are 0 and one other, {_ONE_CLASS}"
         elif low < 0:
-            hint += (
-                "; leave out images without a class: known = labels >= 0; images, labels = images[known], "
-            )
-            hint += "labels[known]"
+            hint += "; leave out images without a class: known = labels >= 0; images = images[known]; "
+            hint += "labels = labels[known]"
         text = f"{location}: labels of {what} are {low} to {high}, wanted numbers from 0 to {most}"
         raise DataError(text, hint)
     return ArrayExamples(np.ascontiguousarray(images), labels.astype(np.uint8 if is_masks else np.int32))
