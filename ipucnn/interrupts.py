@@ -225,7 +225,7 @@ def _unraisablehook(unraisable: "Any") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-_NOTHING_DONE = "interrupted before the first weight update; nothing was trained"
+_NOTHING_DONE = "interrupted before the first weight update of this command; it trained nothing"
 
 
 class InterruptGuard:

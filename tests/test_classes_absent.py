@@ -177,19 +177,28 @@ def test_masks_that_number_objects_need_names_or_are_one_class():
 
 
 @pytest.mark.parametrize(
-    "values, names, error",
+    "values, names, error, hint",
     [
-        ((0, 100, 200), (), "3 different values (0, 100, 200); a mask has 0 and one other value, or"),
-        ((0, 1, 3), (), "3 different values (0, 1, 3)"),
-        ((0, 1, 2), (["a", "b"],), "a label is 2, and there are 2 names"),
-        ((3, 5, 9), (["a", "b"],), "a label is 9, and there are 2 names"),
+        (
+            (0, 100, 200),
+            (),
+            "3 different values (0, 100, 200); a mask has 0 and one other value, or",
+            "return",
+        ),
+        ((0, 1, 3), (), "3 different values (0, 1, 3)", "return"),
+        (
+            (0, 1, 2),
+            (["a", "b"],),
+            "a label is 2, and there are 2 names",
+            "give 3 names, for the labels 0 to 2",
+        ),
+        ((3, 5, 9), (["a", "b"],), "a label is 9, and there are 2 names", "or number the labels from 0"),
     ],
 )
-def test_other_masks_need_names_for_their_numbers(values, names, error):
+def test_other_masks_need_names_for_their_numbers(values, names, error, hint):
     masks = np.array(values, np.uint8)[np.arange(8 * 36).reshape(8, 6, 6) % len(values)]
-    check_raises(
-        DataError, error, "return", opened, ((IMAGES, masks), (IMAGES, masks), *names), "segmentation"
-    )
+    made = ((IMAGES, masks), (IMAGES, masks), *names)
+    check_raises(DataError, error, hint, opened, made, "segmentation")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +222,7 @@ def test_names_of_classes_have_the_order_of_labels(names):
     check_raises(
         DataError,
         "wanted a list of different texts in the order of labels",
-        "return",
+        "give a name for each label",
         opened,
         (part, part, names),
     )
@@ -239,8 +248,8 @@ def test_names_of_classes_have_the_order_of_labels(names):
         (np.zeros((8, 6, 6, 2), np.uint8), "each pixel has one class, and here some have several or none"),
         (np.ones((8, 2, 6, 6), np.uint8) * [[[0]], [[1]]], "labels.argmax(axis=1)"),
         (np.zeros((8, 1, 6, 6), np.uint8), "labels[:, 0]"),
-        (np.zeros((8, 5, 5), np.uint8), "return (train_images, train_labels)"),
-        (np.zeros((8, 5, 5, 2), np.uint8), "return (train_images, train_labels)"),
+        (np.zeros((8, 5, 5), np.uint8), "dataset=(images, labels), or ((images, labels), (eval_images"),
+        (np.zeros((8, 5, 5, 2), np.uint8), "dataset=(images, labels), or ((images, labels), (eval_images"),
     ],
     ids=[
         "one-hot",

@@ -214,7 +214,14 @@ TIED = replace(GRAPH, tied=(("conv1", "conv2"),))
         (GRAPH, ["conv11"], "is not a layer", "did you mean 'conv1'"),
         (GRAPH, ["conv3", "conv1"], "out of order", "conv1 conv3"),
         (GRAPH, ["conv0"], "first stage would be empty", "'relu0'"),
-        (TIED, ["conv2"], "shares weights", "'conv1' or 'relu2'"),
+        (TIED, ["conv2"], "share weights", "'conv1' or 'relu2'"),
+        (TIED, ["conv2", "relu2"], "'conv2' can't open a stage", "possible splits: relu2 conv3"),
+        (
+            replace(GRAPH, tied=(("relu0", "add5"),)),
+            ["conv1", "conv2"],
+            "share weights",
+            "cut before relu0 only",
+        ),
     ],
 )
 def test_split_names_are_checked(graph, splits, error, hint):

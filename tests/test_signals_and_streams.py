@@ -199,7 +199,7 @@ def test_signal_while_the_network_is_traced(tmp_path, monkeypatch, number, libra
     monkeypatch.setattr(Loss, "__call__", loss)
     monkeypatch.setattr(UpdateLoop, "run", lambda *_: pytest.fail("a weight update was computed"))
     error = interrupted(training(tmp_path / "r"))
-    assert error.exit_code == CODES[number] and "nothing was trained" in error.message
+    assert error.exit_code == CODES[number] and "trained nothing" in error.message
     assert not (tmp_path / "r").exists()
     assert interrupts.noted() is None
 

@@ -5,6 +5,7 @@ only an anchor.  Built-in presets are named after their model, or ``MODEL@DATASE
 """
 
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional
@@ -14,7 +15,7 @@ from ipucnn.aliases import YamlNode
 from ipucnn.config.options import compose, convert, entries_of, find_spec
 from ipucnn.errors import ConfigurationError, did_you_mean
 from ipucnn.filesystem import read_text, shown
-from ipucnn.text import shown_value
+from ipucnn.text import quoted, shown_value
 
 # Data sets of small images, which share the preset MODEL@small of networks made for ImageNet.
 SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
@@ -169,10 +170,12 @@ def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
         if preset is not None:
             return preset
         close = did_you_mean(name, built_in_names())
-        raise ConfigurationError(
-            f"--config {shown_value(name)}: no built-in preset of this name",
-            f"{close + ' ' if close else ''}For a configuration in a file of yours add --config-path FILE",
-        )
+        hint = f"{close + ' ' if close else ''}For a configuration in a file of yours add --config-path FILE"
+        if os.path.isfile(name):
+            file = read_file(Path(name))
+            preset_name = "" if file.is_flat or not file.names else f" --config {quoted(file.names[0])}"
+            hint = f"it is a file: --config-path {quoted(name)}{preset_name}"
+        raise ConfigurationError(f"--config {shown_value(name)}: no built-in preset of this name", hint)
     file = read_file(path)
     if name is None:
         if file.is_flat:

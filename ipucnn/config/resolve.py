@@ -235,9 +235,11 @@ def resolve(
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    # If no data are read or named, the preset is the network's own, not one for a data set.
+    # Without data the preset is the network's own.  Masks of arrays and functions get that of masks in files.
+    of_user = record.task == "segmentation" and choice is not None and choice.make is not None
+    suited = "imagemasks" if of_user else named
     preset = chosen or presets.find_built_in(
-        *presets.candidates(record.name, named, given.get("ipus_per_replica"), command)
+        *presets.candidates(record.name, suited, given.get("ipus_per_replica"), command)
     )
     if preset is not None:
         without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}

@@ -77,7 +77,7 @@ def int_or(word: str, stands_for: Optional[int]) -> ValueKind:
 
 
 KINDS: Dict[Any, ValueKind] = {
-    bool: ValueKind(values.parse_bool),
+    bool: ValueKind(values.parse_bool, example="true"),
     int: ValueKind(values.parse_int, "INT", is_number=True),
     float: ValueKind(values.parse_float, "FLOAT", is_number=True),
     str: ValueKind(values.parse_str, "TEXT"),
@@ -272,10 +272,13 @@ def convert_value(spec: OptionSpec, value: PlainValue, shown: str, where: str = 
         raise type(error)(f"{where}{shown} {error.message}", error.hint) from None
     except values.BadValue as bad:
         written = shown if shown.startswith("--") else f"{shown}:"
-        listed = isinstance(value, (list, tuple)) and len(value) <= bounds.MAX_VALUES
-        given = shown_value(" ".join(map(shown_value, value)) if listed else value)
+        if isinstance(value, (list, tuple)) and len(value) <= bounds.MAX_VALUES:
+            is_list = spec.kind.is_list
+            value = (
+                " ".join(map(shown_value, value)) if is_list else f"[{', '.join(map(shown_value, value))}]"
+            )
         raise ConfigurationError(
-            f"{where}{written} {given}: {bad.reason}",
+            f"{where}{written} {shown_value(value)}: {bad.reason}",
             bad.advice(written) or _example(spec, written),
         ) from None
 

@@ -98,7 +98,10 @@ def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
     count = 3 * (firsts[width - 1] + nums[width - 1]) - first
     flat = pixels.reshape(num_rows, 3 * num_columns)
     # Each output sums the same number of pixels, some with weight 0, so that the processor predicts the loop's end.
-    most = nums.max()
+    # Loops stand for ``max`` and for the assignment of a slice, whose compilation takes three seconds.
+    most = nums[0]
+    for x in range(1, width):
+        most = max(most, nums[x])
     sums, line = np.empty(count, np.int32), np.zeros(count + 3 * most + 1, np.int32)
     last, flat_out = np.empty(3 * width + 1, np.uint8), out.reshape(3 * width * height)
     for y in range(height):
@@ -115,7 +118,8 @@ def _resize(pixels, box, place, mirrored, out):  # type: ignore[no-untyped-def]
         for to in range(width):
             x = width - 1 - to if mirrored else to
             _add_up(line, 3 * firsts[x] - first, weights[x], most, into, at + 3 * to)  # type: ignore[call-arg]
-    flat_out[3 * width * (height - 1) :] = last[:-1]
+    for x in range(3 * width):
+        flat_out[3 * width * (height - 1) + x] = last[x]
 
 
 def resize(

@@ -68,16 +68,17 @@ def check_cuts(splits: Sequence[str], graph: LayerGraph) -> None:
         place = bisect.bisect_left(legal, cut)
         if place < len(legal) and legal[place] == cut:
             continue
-        near = [graph.layers[c].name for c in legal[max(0, place - 1) : place + 1]]
         reason = (
-            "the first stage would be empty"
-            if cut <= 1
-            else "it shares weights with a layer of the stage before"
+            "the first stage would be empty" if cut <= 1 else "layers before and after this cut share weights"
         )
-        raise ConfigurationError(
-            f"pipeline split '{split}' can't open a stage: {reason}",
-            "use " + " or ".join(f"'{name}'" for name in near) if near else "the model can't be cut",
-        )
+        if len(legal) < len(splits):
+            hint = f"it can be cut before {', '.join(graph.layers[c].name for c in legal) or 'no layer'} only"
+        elif len(splits) > 1:  # a name beside this split may be another split, or have to change with it
+            hint = f"possible splits: {' '.join(_names(graph, [graph.index(name) for name in splits]))}"
+        else:
+            near = [graph.layers[c].name for c in legal[max(0, place - 1) : place + 1]]
+            hint = "use " + " or ".join(f"'{name}'" for name in near)
+        raise ConfigurationError(f"pipeline split '{split}' can't open a stage: {reason}", hint)
 
 
 def check_stages(num_stages: int, graph: LayerGraph, option: str = "--stages") -> None:

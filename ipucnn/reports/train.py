@@ -386,9 +386,15 @@ def _dice_rows(validation: Mapping[str, PlainValue], names: Sequence[str]) -> Li
     if "dice_background" not in validation:
         background = names[0] if names else "class 0"
         headline = f"{validation['dice']:.4f}, {validation['iou']:.4f} of all classes but {background}"
-        return [("mean Dice, IoU", headline), *((title, f"{value:.4f}") for title, value in scores[1:])]
+        rows = [("mean Dice, IoU", headline)]
+        for key, title in list(_dice_titles(names).items())[1:]:
+            value = validation.get(key)
+            rows.append((title, "- (in no mask, and not predicted)" if value is None else f"{value:.4f}"))
+        return rows
     foreground = names[1] if len(names) == 2 else "foreground"
     trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
+    if not validation["dice_all_foreground"]:
+        trivial = f"no pixel of the masks is {foreground}"
     return [
         *(
             (title, f"{value:.4f} ({beside})")
@@ -495,7 +501,8 @@ def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_file
     figures = {printable(title): NUMBER for _, title, _ in columns}
     rows = []
     for row in report.folds:
-        cells = [text.format(row.validation[key]) if row.validation else "-" for key, _, text in columns]
+        known = row.validation or {}
+        cells = [text.format(known[key]) if key in known else "-" for key, _, text in columns]
         held_out = held_out_text(row.held_out)
         rows.append([str(row.fold), held_out, *cells, units.duration(row.train_s)])
     if len(report.folds) > 1 and columns:

@@ -191,8 +191,8 @@ class CrossValidation:
         rows = [self._rows[fold] for fold in sorted(self._rows)]
         figures = [row.validation for row in rows if row.validation is not None]
         mean, deviation = {}, {}
-        for name in figures[0] if figures else ():
-            values = [row.get(name) for row in figures]
+        for name in dict.fromkeys(name for row in figures for name in row):
+            values = [row[name] for row in figures if name in row]  # a fold may lack a class of masks
             if name not in _NOT_FIGURES and not mismatch(values, List[Finite]):
                 mean[name], deviation[name] = mean_and_deviation([float(value or 0) for value in values])
         return Folds(

@@ -168,7 +168,7 @@ class Totals:
         The accuracy of a segmentation network is over the pixels that count.  With two classes of pixels there are
         also ``dice_background``, the score of class 0, and ``dice_all_foreground``, the score of predicting foreground
         for every pixel, which is the baseline for ``dice``.  With more classes ``dice`` and ``iou`` are the means of
-        :func:`mean_scores`, and ``dice_class_K`` is the score of each class, 1 if it is neither present nor predicted.
+        :func:`mean_scores`, and ``dice_class_K`` is the score of each class that is present or predicted.
         """
         t = {key: value.tolist() for key, value in self._sums.items()}
         n = t.get("samples", 0.0)
@@ -182,12 +182,12 @@ class Totals:
         result["accuracy"] = sum(t["right"]) / max(pixels, 1)
         counts = [(r, a + p) for r, a, p in zip(t["right"], t["actual"], t["predicted"])]
         result["dice"], result["iou"] = mean_scores(counts)
-        scores = [2 * right / both if both else 1.0 for right, both in counts]
-        if len(scores) > 2:
-            result.update({f"dice_class_{k}": score for k, score in enumerate(scores)})
-        elif len(scores) == 2:
-            foreground = t["actual"][1]
-            result["dice_background"] = scores[0]
+        if len(counts) > 2:
+            scores = enumerate(counts)
+            result.update({f"dice_class_{k}": 2 * right / both for k, (right, both) in scores if both})
+        elif len(counts) == 2:
+            foreground, (right, both) = t["actual"][1], counts[0]
+            result["dice_background"] = 2 * right / both if both else 1.0
             result["dice_all_foreground"] = 2 * foreground / (foreground + pixels) if pixels else 1.0
         return result
 

@@ -87,5 +87,5 @@ def naive_scores(
         scores.result["dice_background"] = dice[0]
         scores.result["dice_all_foreground"] = 2 * foreground / (foreground + pixels)
     else:
-        scores.result.update({f"dice_class_{k}": score for k, score in enumerate(dice)})
+        scores.result.update({f"dice_class_{k}": score for k, score in enumerate(dice) if either[k]})
     return scores

@@ -40,6 +40,7 @@ PREFIX = "arrays-"
 _ARRAYS_HINT = (
     "dataset=(images, labels), or ((images, labels), (eval_images, eval_labels)), and class names after them"
 )
+_ARRAYS = "the arrays of dataset="
 _kept: Dict[str, Tuple[Tuple[Any, ...], Tuple[str, ...]]] = {}
 
 
@@ -69,7 +70,9 @@ def keep(given: object, is_evaluated: bool, share: float = HELD_OUT_SHARE) -> st
                 f"{len(evaluation[0]):,} of the {len(pair[0]):,} images of dataset= are held out for evaluation",
             )
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in (train, evaluation)):
-        raise DataError("dataset= has no two pairs of arrays", _ARRAYS_HINT)
+        is_listed = isinstance(train, (tuple, list)) and len(train) and hasattr(train[0], "shape")
+        hint = "make arrays of lists: dataset=(np.stack(images), np.array(labels))"
+        raise DataError("dataset= has no two pairs of arrays", hint if is_listed else _ARRAYS_HINT)
     dataset_parts = (train, evaluation, *names)
     digest = hashlib.sha256(repr(names).encode())
     for part in (train, evaluation):
@@ -100,7 +103,7 @@ def find(name: str) -> Callable[[], DataSource]:
     dataset_parts, notes = _kept[name]
 
     def open_arrays() -> DataSource:
-        source = source_of(dataset_parts, name, "the arrays of dataset=")
+        source = source_of(dataset_parts, name, _ARRAYS)
         warnings = (*source.info.warnings, *notes)
         return replace(source, info=replace(source.info, own_split=bool(notes), warnings=warnings))
 
@@ -164,7 +167,7 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         raise DataError(
             f"{location}: images of training are {train.images.shape[1:]}, those of evaluation "
             f"{evaluation.images.shape[1:]}, or one has masks and the other classes",
-            _HINT,
+            _form(location),
         )
     is_masks, is_named = train.labels.ndim == 3, len(made) == 3
     default_names: Sequence[object] = ()
@@ -181,9 +184,13 @@ def source_of(made: object, name: str, location: str) -> DataSource:
         names = []
     if not names:
         text = f"{location}: the names of the classes are {shown_value(repr(given))}"
-        raise DataError(f"{text}, wanted a list of different texts in the order of labels", _HINT)
+        hint = "give a name for each label, as in ['cat', 'dog'] for the labels 0 and 1"
+        raise DataError(f"{text}, wanted a list of different texts in the order of labels", hint)
     if most >= len(names):
-        raise DataError(f"{location}: a label is {most}, and there are {len(names)} names of classes", _HINT)
+        text = f"{location}: a label is {most}, and there are {len(names)} names of classes"
+        raise DataError(
+            text, f"give {most + 1} names, for the labels 0 to {most}, or number the labels from 0"
+        )
     parts = [_as_masked(part) if is_masks else part for part in (train, evaluation)]
     source = data_source(
         *parts,
@@ -337,7 +344,7 @@ def _hint_of_many(labels: np.ndarray, axis: int) -> str:
 
 
 def _label_hint(labels: np.ndarray, shape: Tuple[int, ...]) -> str:
-    """Returns a hint for labels of images of a ``shape`` that are no whole numbers, or have another shape."""
+    """Returns a hint for labels of images of a ``shape`` that are no whole numbers, or have another shape, or ""."""
     if labels.ndim == 4 and labels.shape[:3] != shape[:3] and (len(labels), *labels.shape[2:]) == shape[:3]:
         if labels.shape[1] == 1:
             return "leave out the axis of length 1: labels[:, 0]"
@@ -351,7 +358,12 @@ def _label_hint(labels: np.ndarray, shape: Tuple[int, ...]) -> str:
             "number them alike in both pairs: names = sorted(set(train_labels)); labels = np.searchsorted(names, "
             "labels); and return names after the pairs"
         )
-    return _HINT
+    return ""
+
+
+def _form(location: str) -> str:
+    """Returns the hint that says what the user's arrays or function should be."""
+    return _ARRAYS_HINT if location == _ARRAYS else _HINT
 
 
 def _examples(part: object, what: str, location: str) -> ArrayExamples:
@@ -359,9 +371,9 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
     try:
         images, labels = _plain_arrays(part, f"{location}: {what}")  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise DataError(f"{location}: {what} is no pair of arrays", _HINT) from None
+        raise DataError(f"{location}: {what} is no pair of arrays", _form(location)) from None
     if not images.size:
-        raise DataError(f"{location}: there are no images of {what}", _HINT)
+        raise DataError(f"{location}: there are no images of {what}", _form(location))
     images = images[..., np.newaxis] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
         raise DataError(
@@ -375,7 +387,7 @@ def _examples(part: object, what: str, location: str) -> ArrayExamples:
         raise DataError(
             f"{location}: labels of {what} are {labels.dtype} {labels.shape} for {len(images)} images, wanted a whole "
             "number for each, or for each of their pixels",
-            _label_hint(labels, images.shape),
+            _label_hint(labels, images.shape) or _form(location),
         )
     low, high = int(labels.min()), int(labels.max())
     most = (_MOST_VALUES if is_masks else _MOST_CLASSES) - 1
