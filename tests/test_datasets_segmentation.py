@@ -736,17 +736,3 @@ def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
     assert any("mirrored, turned by any angle" in line for line in of_arrays["notes"])
     found = report("verify-dataset", "data.py:load")
     assert (found["task"], found["findings"]) == ("segmentation", [])
-
-
-def test_a_threshold_that_says_nothing_is_not_kept(tmp_path, succeeds, report):
-    """No pixel of the masks is of class 1, or the probabilities are not those of ``infer`` without options."""
-    draw_parts(tmp_path / "set", (0, 255))
-    train = ("--base-filters", 1, "--micro-batch-size", 1, "--num-epochs", 1, "--run-dir", "run")
-    succeeds("train", "unet", "--dataset", "set", *train)
-    for words in (("--test-time-augmentation", 4), ("--patch-size", 204)):
-        found = report("evaluate", "run", *words)["segmentation"]["threshold"]
-        assert "kept" not in found and not Path("run/thresholds.json").exists()
-    assert report("evaluate", "run")["segmentation"]["threshold"]["kept"]
-    for path in Path("set/val/masks").iterdir():
-        Image.fromarray(np.zeros((24, 24), np.uint8)).save(path)
-    assert report("evaluate", "run")["segmentation"]["threshold"] is None

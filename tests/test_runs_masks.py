@@ -479,6 +479,22 @@ def test_evaluate_writes_nothing_beside_a_copied_checkpoint(trained, succeeds, t
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow_cases("--patch-size", "blank")
+@pytest.mark.parametrize("why", ["--test-time-augmentation", "--patch-size", "blank"])
+def test_a_threshold_that_says_nothing_is_not_kept(trained, report, tmp_path, why):
+    """No pixel of the masks is of class 1, or the probabilities are not those of ``infer`` without options."""
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test
+    words = [why, {"--patch-size": 220}.get(why, 2)]
+    if why == "blank":
+        write_pairs(tmp_path / "set/train", squares())
+        write_pairs(tmp_path / "set/val", [(image, np.zeros_like(mask)) for image, mask in squares()])
+        words = ["--dataset", "set"]
+    found = report("evaluate", "run", "--limit-eval", 1, *words)["segmentation"]["threshold"]
+    assert found is None if why == "blank" else "kept" not in found
+    assert not Path("run/thresholds.json").exists()
+
+
 def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test
