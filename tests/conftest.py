@@ -1,8 +1,10 @@
 """Set-up for all tests: a quiet TensorFlow, few threads, and a deterministic Hypothesis profile."""
 
 import collections
+import contextlib
 import functools
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -66,8 +68,18 @@ def pytest_configure(config):
     few_examples.slow_are_left_out = config.getoption("markexpr") in ("not slow", "quick")
 
 
-def pytest_collection():
+def pytest_collection(session):
+    """Imports a share of the tests in each of xdist's processes first: the other processes read their byte code.
+
+    In a new clone each process would otherwise compile all tests, in the same order at the same time.
+    """
     gc.disable()  # modules make hundreds of thousands of objects, and no garbage
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None and list(session.config.args) == ["tests"]:
+        number, count = int(worker["workerid"][2:]), worker["workercount"]
+        for path in sorted(Path(__file__).parent.glob("test_*.py"))[number::count]:
+            with contextlib.suppress(Exception):  # collecting it shows the error
+                importlib.import_module(path.stem)
 
 
 def pytest_collection_finish():

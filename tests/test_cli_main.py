@@ -378,6 +378,7 @@ def test_the_reason_is_never_empty():
     assert reason_of(OSError()) == "OSError"
 
 
+@pytest.mark.slow_cases("ImportError()-MissingError-True", "KeyboardInterrupt()-KeyboardInterrupt-False")
 @pytest.mark.parametrize(
     ("raised", "ends_as", "printed"),
     [

@@ -114,6 +114,7 @@ def assert_all_the_same(numbers, *given):
     assert rows[0][4] > 0 and len({tuple(row[4:]) for row in rows}) == 1
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_bytes_of_one():
     assert_all_the_same((1, 2))
 

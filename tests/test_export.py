@@ -69,6 +69,7 @@ def group_and_hard_layers():
     return keras.Model(inputs, keras.layers.Dense(5, name="top")(x))
 
 
+@pytest.mark.slow_cases("group")
 @pytest.mark.parametrize("case", ["batch", "group", "unet", "others"])
 def test_stock_layers_compute_the_same(case):
     if case == "others":
@@ -664,6 +665,7 @@ def test_an_exported_file_knows_the_set_of_its_training(lightly, succeeds, repor
     assert sizes == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_refused(trained, run, succeeds, in_this_process):
     succeeds("export", trained, "--format", "saved-model", "--output", "saved")
     check_refused(

@@ -63,7 +63,10 @@ def test_keras_is_imported_without_a_home_folder(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"backend": "jax", "image_data_format": "channels_first", "floatx": "float16", "epsilon": 0.1},
+        pytest.param(
+            {"backend": "jax", "image_data_format": "channels_first", "floatx": "float16", "epsilon": 0.1},
+            marks=pytest.mark.slow,
+        ),
         {"epsilon": "nonsense"},
         [],
     ],

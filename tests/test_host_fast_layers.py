@@ -410,7 +410,14 @@ def test_convolution_norm_and_activation_equal_keras(size, layer, norm, activati
 
 
 @pytest.mark.slow_cases(
-    "False-3-zeros0-<lambda>", "False-5-zeros2-<lambda>", "True-3-zeros0-<lambda>", "True-3-zeros1-<lambda>"
+    "False-3-zeros1-<lambda>",
+    "False-5-zeros3-<lambda>",
+    "True-3-zeros4-<lambda>",
+    "True-5-zeros2-<lambda>",
+    "False-3-zeros0-<lambda>",
+    "False-5-zeros2-<lambda>",
+    "True-3-zeros0-<lambda>",
+    "True-3-zeros1-<lambda>",
 )
 @pytest.mark.parametrize("kernel, zeros, is_left", [
     (3, ((0, 1), (0, 1)), lambda size: size % 2 == 0),  # EfficientNets and MobileNets, for even sizes

@@ -121,7 +121,7 @@ def test_fused_equals_naive_for_every_norm_and_reduction(norm, method, fused):
     compare(norm, program, SGD, fused)
 
 
-@pytest.mark.slow_cases("adamw", "lars", "rmsprop", "sgd1")
+@pytest.mark.slow_cases("sgd0", "adamw", "lars", "rmsprop", "sgd1")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o[0])
 def test_fused_equals_naive_for_every_optimizer(optimizer):
     compare("batch", make_program(3, 2, 2), optimizer, 4)

@@ -546,6 +546,7 @@ def test_layers_without_weights_are_those_of_keras(kind):
 GREY = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[..., :1]\n"
 
 
+@pytest.mark.slow_cases("lines1", "lines2", "lines3")
 @pytest.mark.parametrize(
     "lines",
     [

@@ -560,6 +560,7 @@ def test_a_function_and_its_file_have_the_same_weights_and_checkpoints(succeeds,
                 np.testing.assert_array_equal(first.weights[key], second.weights[key])
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
     text = network("x = layers.Conv2D(2, 3, name='edges', trainable=False)(images)")
@@ -584,6 +585,7 @@ def test_frozen_layers_of_a_file_need_its_weights(run, succeeds):
     assert last("b").weights["norm/gamma"] != gamma
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("is_named", [True, False])
 def test_h5_files_of_models_in_a_model_are_read(is_named, succeeds, report):
     """Keras 3 writes the name of the outer model before that of an inner one without an input of its own."""
@@ -607,6 +609,7 @@ def build(shape, classes):
     assert measured["loss"] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.slow
 @needs_keras_3
 def test_a_file_is_fine_tuned_to_other_classes(run, succeeds, report):
     text = network("x = layers.Conv2D(3, 3, name='edges', kernel_regularizer='l2')(images)")

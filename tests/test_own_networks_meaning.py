@@ -349,6 +349,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow_cases("pooling")
 @pytest.mark.parametrize("case", OTHER)
 def test_weights_of_a_model_that_computes_something_else_are_refused(case, run, succeeds):
     words = ("--dataset", "digits", "--image-size", 28)

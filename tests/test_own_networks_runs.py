@@ -245,6 +245,7 @@ def build(input_shape, num_classes):
 """.replace("keras.backend.mean", "keras.ops.mean" if KERAS_3 else "keras.backend.mean")
 
 
+@pytest.mark.slow
 def test_layers_that_mix_samples_are_evaluated_by_micro_batches(report):
     data, name = write(OWN_DATA, "data.py").replace("build", "load"), write(CENTRED)
     given = ("--dataset", data)
@@ -292,6 +293,7 @@ def test_a_class_that_is_called_flatten_is_planned_as_one_of_its_own(report):
     assert plans[0] == plans[1]
 
 
+@pytest.mark.slow
 def test_assumptions_without_a_data_set_are_printed_before_the_build(short_benchmarks, run, succeeds):
     name = write(SMALL_NETWORK)
     both = f"{name}: images of 224x224x3 and 1,000 classes are assumed; --dataset NAME"
@@ -321,6 +323,7 @@ def pictures(folder, size):
     write_class_folders(Path(folder), {(".", "a"): 4, (".", "b"): 4}, lambda number: (size, size))
 
 
+@pytest.mark.slow
 def test_much_larger_inputs_than_pictures_or_first_weights_cause_a_warning(lightly, succeeds):
     pictures("small", 32)
     pictures("large", 120)

@@ -329,6 +329,7 @@ def test_evaluation_runs_several_batches_at_once(stages):
         assert len({call["per_execution"] for call in machine.calls("predict")}) == 1
 
 
+@pytest.mark.slow_cases("1-16", "160-4")
 @pytest.mark.parametrize(("largest_bytes", "joins"), [(2**28, 1), (2 * 4 * 4 * (CLASSES + 2), 4), (1, 16)])
 def test_instances_exchange_once_per_execution_and_not_per_batch(largest_bytes, joins, monkeypatch):
     """With one exchange per batch, an evaluation of an image with 2209 patches seemed endless.  Instances exchange more

@@ -63,6 +63,7 @@ CASES = [
 
 
 @pytest.mark.slow_cases(
+    "ipu-custom-16.32-changes5",
     "host-batch-16.16-changes2",
     "host-custom-16.32-changes3",
     "host-custom-32.32-changes1",

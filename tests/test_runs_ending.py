@@ -260,6 +260,7 @@ def test_real_weights_and_biases_library_works_offline(succeeds, tmp_path, monke
         assert text.encode() in content, text
 
 
+@pytest.mark.slow
 def test_missing_weights_and_biases_requirements_are_reported(run, tmp_path, monkeypatch):
     command = [*TRAIN, "--wandb", "--run-dir", "run"]
     monkeypatch.setitem(sys.modules, "wandb", None)

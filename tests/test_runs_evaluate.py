@@ -145,6 +145,7 @@ def from_training_to_evaluation(folder):
     (folder.with_name("train") / "a" / "3.bmp").rename(folder.with_name("val") / "a" / "of_training.bmp")
 
 
+@pytest.mark.slow_cases("-an_image_less", "val-exchanged_labels")
 @pytest.mark.parametrize(
     "parts, change",
     [
@@ -245,6 +246,7 @@ def test_what_is_left_out_of_the_set_of_training_is_said_again(lightly, succeeds
         assert re.search("^warning: .*3 .*damaged", err, re.MULTILINE), err
 
 
+@pytest.mark.slow
 def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_not(
     lightly, succeeds, report, tmp_path
 ):

@@ -109,7 +109,7 @@ def test_paths_that_are_named_again_are_counted(here):
 
 
 def test_pictures_replace_no_images(trained, run, here):
-    """Those of a data set are read only after outputs are checked; pictures that ipucnn wrote may be replaced."""
+    """Those of a data set are read only after outputs are checked."""
     save_digit(Path("set/a.png"), 1)
     before = Path("set/a.png").read_bytes()
     for words in (
@@ -120,7 +120,11 @@ def test_pictures_replace_no_images(trained, run, here):
     ):
         check_refused(run, Refusal(words, "set/a.png: it does not say that ipucnn wrote it", "mv set/a.png"))
     assert Path("set/a.png").read_bytes() == before
-    for words in (  # each but the first replaces the picture of another command
+
+
+@pytest.mark.slow
+def test_a_picture_replaces_that_of_another_command(trained, run, here):
+    for words in (
         ["plot", trained, "--output", "p.png"],
         ["evaluate", trained, "--plot", "p.png"],
         ["infer", trained, "--split", "eval", "--contact-sheet", "p.png"],
@@ -526,6 +530,7 @@ def test_keras_weights_use_the_class_names_of_the_data_set(trained, run, images)
         assert [p["label"] for p in one["predictions"]] == [p["label"] for p in other["predictions"]]
 
 
+@pytest.mark.slow
 def test_keras_export_is_not_accepted_as_weights(trained, run, images, in_this_process):
     code, _, err = run("export", trained, "--format", "keras", "--output", "out")
     assert code == 0, err

@@ -105,7 +105,7 @@ def test_training_is_a_sequence_of_events(session):
     assert report.first_update_s > 0 and report.num_parameters == make_model("batch").count_params()
 
 
-@pytest.mark.slow_cases("ipu-custom")
+@pytest.mark.slow_cases("ipu-batch", "ipu-custom")
 @pytest.mark.slow_cases("host-custom")
 @pytest.mark.parametrize("norm", ["batch", "custom"])
 def test_a_trainer_continues_from_a_state(session, norm):

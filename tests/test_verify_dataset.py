@@ -1006,6 +1006,7 @@ def real(name):
     )
 
 
+@pytest.mark.slow_cases("cifar-10-batches-py-errors3-warnings3")
 @pytest.mark.parametrize(
     "folder, errors, warnings",
     [

@@ -19,6 +19,7 @@ the hint is typed, unless a line says otherwise:
     typed with --print-config             words that are added, so that the hinted command ends soon
     then 3: no such file (WHY)            the code and a part of the error of the hinted command
     not typed: WHY                        what the hint says cannot be typed here
+    slow: WHY                             only tried with ``-m slow``
 
 ``nothing to type: WHY`` or ``not typed: WHY`` in a block without a command holds for the commands below it, down to the
 next ``Given``.
@@ -30,8 +31,9 @@ import re
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+import pytest
 import yaml
 
 from ipucnn.command_group import options_class
@@ -41,7 +43,7 @@ from ipucnn.config.spec import OptionSpec
 
 FOLDER = Path(__file__).resolve().parents[1] / "refusals"
 _NOTHING, _NOT_TYPED = "nothing to type:", "not typed:"
-_NOTES = ("where", "typed with", "then", _NOT_TYPED)
+_NOTES = ("where", "typed with", "then", "slow:", _NOT_TYPED)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,12 @@ def read(path: Path) -> Iterator[Refusal]:
 def all_refusals() -> List[Refusal]:
     """Returns the refusals of all files."""
     return [refusal for path in sorted(FOLDER.glob("*.txt")) for refusal in read(path)]
+
+
+def cases(has_tensorflow: bool) -> List[Any]:
+    """Returns the refusals with or without TensorFlow as cases of a test."""
+    chosen = [one for one in all_refusals() if one.has_tensorflow == has_tensorflow]
+    return [pytest.param(one, marks=[pytest.mark.slow] * ("slow:" in one.notes)) for one in chosen]
 
 
 # -- hints ------------------------------------------------------------------------------------------------------
