@@ -807,8 +807,8 @@ class TrainingOptions:
     cutmix: Optional[float] = option(
         None,
         "CutMix: replace a rectangle of each training image by that of another one of its micro-batch, and mix the "
-        "labels by area. The area is drawn from Beta(N, N), e.g. 1. With --mixup, each micro-batch gets one of the "
-        "two.",
+        "labels by area. The area is drawn from Beta(N, N), e.g. 1, and what lies beyond the border is cut off. With "
+        "--mixup, each micro-batch gets one of the two.",
         within=Range(bounds.LEAST_BETA, bounds.MAX_BETA),
         metavar="N",
         commands=TRAIN,
