@@ -392,14 +392,12 @@ def _dice_rows(validation: Mapping[str, PlainValue], names: Sequence[str]) -> Li
             rows.append((title, "- (in no mask, and not predicted)" if value is None else f"{value:.4f}"))
         return rows
     foreground = names[1] if len(names) == 2 else "foreground"
-    trivial = f"calling every pixel {foreground} scores {validation['dice_all_foreground']:.4f}"
-    if not validation["dice_all_foreground"]:
-        trivial = f"no pixel of the masks is {foreground}"
+    trivial = validation["dice_all_foreground"]
+    beside = (f" (calling every pixel {foreground} scores {trivial:.4f})", " (the same scores 0)")
+    if not trivial:
+        beside = (f" (no pixel of the masks is {foreground})", "")
     return [
-        *(
-            (title, f"{value:.4f} ({beside})")
-            for (title, value), beside in zip(scores, (trivial, "the same scores 0"))
-        ),
+        *((title, f"{value:.4f}{text}") for (title, value), text in zip(scores, beside)),
         (f"IoU of {foreground}", f"{validation['iou']:.4f}"),
     ]
 
