@@ -291,7 +291,8 @@ def test_arrays_are_a_data_set(lightly, here):
     images = np.random.RandomState(0).randint(0, 256, (60, 28, 28)).astype(np.uint8)
     options = dict(micro_batch_size=4, seed=1)
     training = ipucnn.train("lenet", dataset=(images, labels), num_epochs=1, run_dir="run", **options)
-    started, *_ = training
+    note, started, *_ = training
+    assert "shifted, and mirrored" in note.line  # by the preset lenet@folder
     assert (started.dataset.num_eval, started.dataset.own_split) == (12, True)
     assert training.report["trained_samples"] == 48
     with pytest.raises(ConfigurationError, match=r"--dataset arrays-.*the run in run has arrays-"):

@@ -15,6 +15,7 @@ from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
 from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
 from ipucnn.config.spec import DIRECTORY, FRACTION, SAVED_FILE
+from ipucnn.datasets.registry import ChosenDataset
 from ipucnn.errors import ConfigurationError
 
 
@@ -25,7 +26,7 @@ def datasets_here(monkeypatch, few_presets):
 
     def choose_dataset(name, path, *, home, task, **_):
         assert isinstance(path, Path)
-        return types.SimpleNamespace(name=name or "digits", location=None, message="data: digits", like=None)
+        return ChosenDataset(name or "digits", None, "data: digits", "classification")
 
     module.choose_dataset = choose_dataset
     module.canonical = module.known_as = lambda name: name

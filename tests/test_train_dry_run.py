@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -409,3 +410,21 @@ def test_samples_are_drawn_as_training_sees_them(run):
         *TRAIN, "--dry-run", "--draw-samples", "d.png", "--limit-train", "64", "--mixup", "0.4"
     )
     assert code == 0, err
+
+
+def test_arrays_take_the_presets_of_files(tmp_path, succeeds):
+    """Without their image size: those of files may differ in size."""
+    code = """
+        import numpy as np
+        images, labels = np.arange(32 * 40 * 40, dtype=np.uint32).reshape(32, 40, 40), np.arange(32) % 2
+        images = (images % 251).astype(np.uint8)
+        def classes(): return (images, labels), (images[:8] ^ 1, labels[:8])
+        def masks(): return (images, images // 128), (images[:2] ^ 1, images[:2] // 128)
+    """
+    (tmp_path / "data.py").write_text(textwrap.dedent(code))
+    for model, name, preset, size in (
+        ("efficientnet-b0", "classes", "efficientnet-b0@folder", "40x40x3"),
+        ("unet", "masks", "unet@imagemasks", "220x220x1"),
+    ):
+        _, err = succeeds("train", model, "--dataset", f"data.py:{name}", "--dry-run")
+        assert f"{model} (preset {preset}), input {size}," in " ".join(err.split())

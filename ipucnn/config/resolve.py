@@ -235,15 +235,16 @@ def resolve(
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    # Without data the preset is the network's own.  Masks of arrays and functions get that of masks in files.
-    of_user = record.task == "segmentation" and choice is not None and choice.make is not None
-    suited = "imagemasks" if of_user else named
+    # Without data the preset is the network's own.  Arrays and functions get that of files, without its image size.
+    is_in_memory = choice is not None and choice.make is not None
+    of_files = "imagemasks" if record.task == "segmentation" else "imagefolder"
+    suited = of_files if is_in_memory else named
     preset = chosen or presets.find_built_in(
         *presets.candidates(record.name, suited, given.get("ipus_per_replica"), command)
     )
     if preset is not None:
         without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}
-        if preset.name.endswith("@folder") and given.get("weights") is not None:
+        if preset.name.endswith("@folder") and (is_in_memory or given.get("weights") is not None):
             # The weights were trained on images of the network's size, not on small photographs.
             without.add("image_size")
         if command in ("evaluate", "infer", "export") and record.task == "classification":
