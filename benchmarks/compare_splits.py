@@ -207,7 +207,7 @@ def compare_public() -> int:
         planner = Planner(program.graph, program.system)
         judged = planner.judge(program.splits, program.settings, FITS_BELOW)
         settings = judged.settings
-        tick = planner.tick_s(judged.splits, settings) + FIXED_S
+        tick = planner.micro_batch_s(judged.splits, settings) + FIXED_S
         best = best_for(planner, judged)
         best_tick = best.solution.objective_s + FIXED_S
         proved = best.solution.optimal

@@ -192,8 +192,8 @@ def test_given_splits_are_judged(run):
     names = [layer.name for layer in best.profile]
     judged = plan(run, SMALL, GROUPED, "--splits", names[3], "--recomputation off")
     assert (judged.planned, judged.splits, judged.optimal) == (False, (names[3],), False)
-    assert judged.gap == pytest.approx(judged.predicted_tick_s / best.predicted_tick_s - 1)
-    assert judged.predicted_lower_bound_s == pytest.approx(best.predicted_tick_s)
+    assert judged.gap == pytest.approx(judged.micro_batch_s / best.micro_batch_s - 1)
+    assert judged.predicted_lower_bound_s == pytest.approx(best.micro_batch_s)
     assert {row.name: row for row in judged.comparison}["planned"].splits == best.splits
     same = plan(run, SMALL, GROUPED, "--pipeline-splits", *best.splits, "--recomputation off")
     assert same.optimal and same.gap == 0

@@ -149,10 +149,10 @@ class ComparisonRow:
     Attributes:
         name: "params", "equal-layers", "equal-blocks", "preset NAME", a file's name, or a schedule and its origin.
         predicted_fill: the fill of the fullest IPU.
-        predicted_best_tick_s: the tick of the best split within the larger of two memory limits: the plan's (then it is
-            the plan's own tick, if the planner chose it), or the need of these splits.  For another schedule: the
-            plan's tick.
-        ratio: ``predicted_tick_s`` over ``predicted_best_tick_s``; at least 1, because the best split is proved to be
+        predicted_best_s: a tick and its share of the weights' update for the best split within the larger of two memory
+            limits: the plan's (then it is the plan's own split, if the planner chose it), or the need of these splits.
+            For another schedule: those of the plan.
+        ratio: the same of these splits over ``predicted_best_s``; at least 1, because the best split is proved to be
             the best.
     """
 
@@ -162,7 +162,7 @@ class ComparisonRow:
     predicted_images_per_s: float
     predicted_fill: float
     verdict: str
-    predicted_best_tick_s: float
+    predicted_best_s: float
     ratio: float
 
 
@@ -244,9 +244,10 @@ class PipelinePlan:
         planned: whether the planner chose the splits (otherwise they were given, and judged).
         occupied_ipus: the IPUs of all replicas; a replica occupies a power of two.
         memory_limit: the share of an IPU's memory that the planner allowed; see ``planner.LIMITS``.
-        predicted_tick_s: the pipeline's time for one more micro-batch, transfers included: the planner's objective.
-        predicted_lower_bound_s: no split within the memory limit, in the canonical layer order, is faster.
-        gap: the largest possible gain of a faster split: tick / lower bound - 1.
+        predicted_tick_s: the pipeline's time for one more micro-batch, transfers included.
+        predicted_lower_bound_s: no split within the memory limit, in the canonical layer order, has a shorter tick with
+            its share of the weights' update (the planner's objective: update over accumulated micro-batches).
+        gap: the largest possible gain of a faster split: tick with its share / lower bound - 1.
         optimal: whether the gap is proved to be 0.
         predicted_transfer_s: the part of the tick spent on transfers between IPUs; predicted_fixed_s: feeds and loop.
         predicted_fill_drain_s: the time per weight update that filling and draining add to full ticks.
@@ -326,6 +327,11 @@ class PipelinePlan:
     @property
     def num_stages(self) -> int:
         return len(self.stages)
+
+    @property
+    def micro_batch_s(self) -> float:
+        """The seconds of a tick with its share of the weights' update, which the planner minimises."""
+        return self.predicted_tick_s + self.predicted_update_s / self.settings.gradient_accumulation_count
 
     @property
     def command(self) -> str:

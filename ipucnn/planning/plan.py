@@ -255,19 +255,26 @@ def _under_own_schedule(
     if other is None:
         return ()
     name = f"{schedule} ({question.resolved.origins['pipeline_schedule']})"
-    return (_comparison_row(name, other, other.prediction.tick_s, candidate.prediction.tick_s),)
+    best = _micro_batch_s(candidate)
+    return (_comparison_row(name, other, _micro_batch_s(other) / best, best),)
 
 
-def _comparison_row(name: str, candidate: Candidate, tick_s: float, best_s: float) -> ComparisonRow:
+def _micro_batch_s(candidate: Candidate) -> float:
+    """Returns the seconds of a tick and its share of the update."""
+    times = candidate.prediction
+    return times.tick_s + times.update_s / candidate.settings.gradient_accumulation_count
+
+
+def _comparison_row(name: str, candidate: Candidate, ratio: float, best_s: float) -> ComparisonRow:
     return ComparisonRow(
         name=name,
         splits=candidate.splits,
-        predicted_tick_s=tick_s,
+        predicted_tick_s=candidate.prediction.tick_s,
         predicted_images_per_s=candidate.prediction.images_per_s,
         predicted_fill=candidate.predicted_fill,
         verdict=candidate.verdict,
-        predicted_best_tick_s=best_s,
-        ratio=tick_s / best_s,
+        predicted_best_s=best_s,
+        ratio=ratio,
     )
 
 
@@ -343,13 +350,13 @@ def assemble(
     graph, system, settings = planner.graph, planner.system, candidate.settings
     prediction, solution = candidate.prediction, candidate.solution
     fixed = DEFAULT_CONSTANTS.fixed_s(system)
-    bound = solution.lower_bound_s + fixed
-    tick = prediction.tick_s
+    count = settings.gradient_accumulation_count
+    bound, mine = solution.lower_bound_s + fixed, prediction.tick_s + prediction.update_s / count
     if planned and solution.optimal:
-        bound = tick  # the two are sums of the same numbers in another order
+        bound = mine  # the two are sums of the same numbers in another order
     # Given splits may be optimal, too.
-    optimal = solution.optimal and tick <= bound * (1 + 1e-9)
-    steady = settings.gradient_accumulation_count * tick
+    optimal = solution.optimal and mine <= bound * (1 + 1e-9)
+    steady = count * prediction.tick_s
     return PipelinePlan(
         model=graph.model,
         input_shape=tuple(graph.input_shape),
@@ -372,8 +379,8 @@ def assemble(
         stages=_stages(planner, candidate),
         ipus=_ipus(candidate),
         **{f"predicted_{name}": getattr(prediction, name) for name in _PREDICTED},
-        predicted_lower_bound_s=min(bound, tick),
-        gap=0.0 if optimal else max(0.0, tick / bound - 1),
+        predicted_lower_bound_s=min(bound, mine),
+        gap=0.0 if optimal else max(0.0, mine / bound - 1),
         optimal=optimal,
         predicted_fixed_s=fixed,
         predicted_fill_drain_s=max(0.0, prediction.weight_update_s - prediction.update_s - steady),
@@ -483,6 +490,6 @@ def compare(
         best = judged.solution.objective_s + fixed
         # If stages share an IPU, the planner has only a bound of the time: see ``Planner.tables``.
         shared = settings.placement is Placement.SHARED
-        tick = judged.prediction.tick_s if shared else planner.tick_s(splits, settings) + fixed
-        rows.append(_comparison_row(name, judged, tick, best))
+        mine = _micro_batch_s(judged) if shared else planner.micro_batch_s(splits, settings) + fixed
+        rows.append(_comparison_row(name, judged, mine / best, best))
     return tuple(rows)

@@ -71,6 +71,8 @@ def facts(plan: PipelinePlan) -> List[Tuple[str, str]]:
         f"{units.milliseconds(plan.predicted_latency_s)} of a micro-batch from the first stage to the last"
     )
     tick = units.milliseconds(plan.predicted_tick_s)
+    if plan.predicted_update_s:
+        tick += f"; with its share of the update {units.milliseconds(plan.micro_batch_s)}"
     bound = units.milliseconds(plan.predicted_lower_bound_s)
     return [
         ("predicted", f"{plan.predicted_images_per_s:,.0f} images/s{_band(plan)}; nothing here was measured"),
@@ -150,7 +152,8 @@ def proof(plan: PipelinePlan) -> str:
     transfer = "eight_bit_transfer"
     text = f"optimal: {str(plan.optimal).lower()}"
     if plan.optimal and plan.num_stages > 1:
-        text += " (no splits of these layers in this order are faster within the memory allowed)"
+        aside = ", fill and drain aside," if plan.predicted_fill_drain_s else ""
+        text += f" (no splits of these layers in this order are faster{aside} within the memory allowed)"
     if plan.verdict == "does not fit":
         text = "they do not fit"
     if plan.bottleneck == "host" and transfer in plan.not_searched and not plan.settings.eight_bit_transfer:
@@ -169,6 +172,9 @@ def weight_update(plan: PipelinePlan) -> str:
         text += f", {units.milliseconds(plan.predicted_update_s)} update"
         if settings.num_replicas > 1:
             text += f" ({units.milliseconds(plan.predicted_all_reduce_s)} of it all-reduce)"
+    if plan.bottleneck == "host":
+        images = settings.global_batch_size
+        text += f"; the host takes {units.milliseconds(images / plan.predicted_images_per_s)} for its images"
     return text
 
 
@@ -193,6 +199,7 @@ def _settings(plan: PipelinePlan) -> str:
     if plan.num_stages > 1 and settings.training:
         how = f"{settings.schedule}, recomputation {'on' if settings.recomputation else 'off'}, "
     half = " with half partials" if settings.has_half_partials else ""
+    half += ", 8-bit transfer" if settings.eight_bit_transfer else ""
     return (
         f"{how}precision {settings.precision}{half}, input {'x'.join(map(str, plan.input_shape))}, "
         f"{counted(plan.num_classes, 'class')}, available memory proportion "
@@ -297,25 +304,26 @@ def comparison_sheet(plan: PipelinePlan) -> TextTable:
     """Returns the table of the plan's splits, and below them others under the same settings."""
 
     def row(
-        name: str, stages: int, tick_s: float, best_s: float, speed: float, fill: float
+        name: str, stages: int, ratio: float, best_s: float, speed: float, fill: float
     ) -> Tuple[str, ...]:
-        ticks = (f"{units.column_milliseconds(seconds)} ms" for seconds in (tick_s, best_s))
-        return (name, str(stages), *ticks, f"{tick_s / best_s:.2f}", f"{speed:,.0f}", units.percent(fill))
+        times = (f"{units.column_milliseconds(seconds)} ms" for seconds in (ratio * best_s, best_s))
+        return (name, str(stages), *times, f"{ratio:.2f}", f"{speed:,.0f}", units.percent(fill))
 
     name = "this plan" if plan.planned else "these splits"
-    ticks = plan.predicted_tick_s, plan.predicted_lower_bound_s
-    mine = row(name, plan.num_stages, *ticks, plan.predicted_images_per_s, plan.predicted_fill)
+    times = 1 + plan.gap, plan.predicted_lower_bound_s
+    mine = row(name, plan.num_stages, *times, plan.predicted_images_per_s, plan.predicted_fill)
     rows = [(*mine, plan.verdict)]
     for other in plan.comparison:
-        ticks = other.predicted_tick_s, other.predicted_best_tick_s
+        times = other.ratio, other.predicted_best_s
         figures = other.predicted_images_per_s, other.predicted_fill
-        rows.append((*row(other.name, len(other.splits) + 1, *ticks, *figures), other.verdict))
-    notes = ["best: the shortest tick of all splits that need no more memory; x best: tick / best"]
+        rows.append((*row(other.name, len(other.splits) + 1, *times, *figures), other.verdict))
+    share = ", with its share of the update" if plan.predicted_update_s else ""
+    notes = [f"time: of a tick{share}; best: the shortest of all splits that need no more memory"]
     if any(row.ratio < 0.995 for row in plan.comparison):
         notes.append(
             "A row below 1 has another schedule. Its ticks are shorter, and more of them fill and drain the pipeline."
         )
-    columns = ("", "stages", "tick", "best", "x best", "images/s", "memory", "verdict")
+    columns = ("", "stages", "time", "best", "x best", "images/s", "memory", "verdict")
     what = "other splits under the same settings, predicted"
     return TextTable(what, columns, ("", "verdict"), rows, (*notes, *_band_note(plan)))
 
@@ -420,8 +428,9 @@ def _pareto_notes(plan: PipelinePlan, chosen: int, shown: Sequence[int]) -> List
     notes += [f"{mark}: {text}" for mark, text in _MARKS.items() if mark in used]
     if len(rows) > 1:
         notes.append(
-            "Row 1 is the fastest of all configurations; the other rows were searched for among fewer micro-batch "
-            "sizes and segments. Memory that differs by no more than 5% of an IPU's counts as equal."
+            "Row 1 is the fastest of all configurations, each with its best splits; the other rows were searched for "
+            "among fewer micro-batch sizes and segments. Memory that differs by no more than 5% of an IPU's counts as "
+            "equal."
         )
     return notes if plan.comparison else [*notes, *_band_note(plan)]
 

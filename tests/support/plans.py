@@ -132,15 +132,23 @@ def check_search_agrees(planner, splits, program):
     if tables.checkpoint_bytes is not None:
         needed += tables.fixed_bytes + tables.checkpoint_bytes[bounds[:-1]].sum()
     assert needed == predicted.fullest.total_bytes
-    tick_s = planner.tick_s(splits, program) + DEFAULT_CONSTANTS.fixed_s(planner.system)
-    assert tick_s == pytest.approx(predicted.times.tick_s, rel=1e-12)
+    found_s = planner.micro_batch_s(splits, program) + DEFAULT_CONSTANTS.fixed_s(planner.system)
+    assert found_s == pytest.approx(micro_batch_s(predicted.times, program), rel=1e-12)
     return predicted
 
 
+def micro_batch_s(times, program):
+    """Returns the seconds of a tick and its share of the update."""
+    return times.tick_s + times.update_s / program.gradient_accumulation_count
+
+
 def all_that_fit(graph, programs, machine, limit):
-    """Returns (tick, images/s, splits, program) of all splits of all programs that fit, by trying each."""
+    """Returns (time, images/s, splits, program) of all splits of all programs that fit, by trying each.
+
+    The time is that of a tick with its share of the update.
+    """
     return [
-        (prediction.tick_s, prediction.images_per_s, splits, program)
+        (micro_batch_s(prediction, program), prediction.images_per_s, splits, program)
         for program in programs
         for splits in all_splits(graph, program.num_stages)
         if fill(graph, splits, program, machine) <= limit
@@ -149,6 +157,6 @@ def all_that_fit(graph, programs, machine, limit):
 
 
 def naive_best(graph, settings, machine, limit):
-    """Returns (tick, splits) of the fastest splits that fit, by trying all; None if none fit."""
+    """Returns (time, splits) of the fastest splits that fit, as ``all_that_fit`` has them; None if none fit."""
     fitting = all_that_fit(graph, [settings], machine, limit)
-    return min(((tick, splits) for tick, _, splits, _ in fitting), default=None)
+    return min(((time_s, splits) for time_s, _, splits, _ in fitting), default=None)

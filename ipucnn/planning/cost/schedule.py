@@ -53,7 +53,7 @@ class Prediction:
         latency_s: one micro-batch through all forward passes.
         host_bytes_per_s: the input that the program takes at this throughput.
         host_limit_images_per_s: the throughput that the host can feed.
-        bottleneck: "stage 2 forward and stage 3 backward", "transfer before stage 1", "host", ...
+        bottleneck: "stage 2 forward and stage 3 backward", "transfer before stage 1", "host", "update of the weights"
     """
 
     images_per_s: float
@@ -229,6 +229,11 @@ def predict(
     still = settings.order.tick_s(forward, backward, 0 * receive, settings.mapping) + constants.fixed_s(
         system
     )
+    bottleneck = bottleneck_of(forward, backward, receive, settings, tick - still)
+    if limit < images:
+        bottleneck = "host"
+    elif update > total:
+        bottleneck = "update of the weights"
     return Prediction(
         images_per_s=min(images, limit),
         stages=tuple(stages),
@@ -240,7 +245,5 @@ def predict(
         latency_s=float(forward.sum() + receive.sum()) + constants.fixed_s(system),
         host_bytes_per_s=min(images, limit) * sample_bytes,
         host_limit_images_per_s=limit,
-        bottleneck="host"
-        if limit < images
-        else bottleneck_of(forward, backward, receive, settings, tick - still),
+        bottleneck=bottleneck,
     )

@@ -7,7 +7,7 @@ stages, which run one after the other, either on an IPU each or all on one.
 
 import heapq
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Solution:
 
     Attributes:
         starts: first item of each stage, the first is 0; empty if nothing fits.
-        objective_s: the split's ``tick_s``; inf if nothing fits.
+        objective_s: the split's ``tick_s``, of :func:`with_updates` with its share of the update; inf if nothing fits.
         lower_bound_s: the proved bound: no split that fits is faster.
     """
 
@@ -73,6 +73,69 @@ def solve(
     if not value < below_s:
         return Solution((), np.inf, np.inf)
     return Solution(starts, value, min(value, bound_s))
+
+
+def with_updates(
+    tables: StageTables,
+    solution: Solution,
+    schedule: str,
+    count: int,
+    parameters: np.ndarray,
+    update_s: Callable[[float], float],
+    below_s: float = np.inf,
+) -> List[Solution]:
+    """Returns the splits that may have the shortest ``tick_s + update_s / count``, the one that has it first.
+
+    The update of the weights takes as long as that of the stage with the most parameters, P.  A split that may be the
+    best has the shortest tick for some limit of P.  The limit falls below the P of each split that is found, and the
+    ticks rise.  The search ends if no split within the limit can be better than the best.
+
+    Args:
+        tables: the tables of ``solution``, whose stages have an IPU each.
+        solution: the split with the shortest tick.
+        count: the micro-batches of a weight update.
+        parameters: (n,) trainable parameters of the items.
+        update_s: the seconds of an update whose largest stage has so many parameters; it does not fall.
+        below_s: as for :func:`solve`.
+    """
+    before: np.ndarray = np.append(0, np.cumsum(parameters))
+    runs, stages = before[None, :] - before[:-1, None], len(solution.starts)
+    least_s = update_s(before[-1] / stages) / count
+
+    def most(split: Solution) -> int:
+        bounds = [*split.starts, tables.num_items]
+        return max(int(runs[i, j]) for i, j in zip(bounds, bounds[1:]))
+
+    tick, best_s = solution, solution.objective_s + update_s(most(solution)) / count
+    if not solution.optimal:
+        return [Solution(solution.starts, best_s, solution.lower_bound_s + least_s)]
+    found = [(best_s, solution.starts)]
+    while True:
+        # No split below the limit has a shorter tick than this one, so its update has to be shorter than the rest.
+        rest_s = (best_s - tick.objective_s) * count
+        limit = _largest_below(rest_s, update_s, most(tick))
+        if limit < before[-1] / stages:
+            break
+        limited = tables.limited_to(runs <= limit)
+        tick = solve(limited, stages, schedule, below_s=min(below_s, best_s - least_s))
+        if not tick.feasible:
+            break
+        value_s = tick.objective_s + update_s(most(tick)) / count
+        found.append((value_s, tick.starts))
+        best_s = min(best_s, value_s)
+    return [Solution(starts, value_s, best_s) for value_s, starts in sorted(found)]
+
+
+def _largest_below(seconds: float, of: Callable[[float], float], end: int) -> int:
+    """Returns the largest number from 0 to before ``end`` of which a function that does not fall is below ``seconds``.
+
+    It is -1 if there is none.
+    """
+    low, high = -1, end - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if of(middle) < seconds else (low, middle - 1)
+    return low
 
 
 # --- Sequential schedules

@@ -125,8 +125,8 @@ def _under(planner: Planner, candidate: Candidate, settings: PlannedProgram) -> 
 
 
 def _proved(planner: Planner, front: Sequence[Candidate], limit: float) -> List[Candidate]:
-    """Returns the front of these configurations, each searched until its proof."""
-    proved = [c if c.solution.optimal else planner.fastest_splits(c.settings, limit) for c in front]
+    """Returns the front of these configurations, each searched until its proof, with its own number of replicas."""
+    proved = [planner.fastest_splits(candidate.settings, limit) for candidate in front]
     return _front([candidate for candidate in proved if candidate is not None])
 
 

@@ -35,7 +35,7 @@ from ipucnn.planning.program import (
     uniform,
 )
 from ipucnn.planning.schedules import GROUPED, Ticks
-from ipucnn.planning.search.exact import Solution, solve, some_split_fits
+from ipucnn.planning.search.exact import Solution, solve, some_split_fits, with_updates
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, stage_tables, tick_s
 
 LIMITS = (FITS_BELOW, 1.0, FITS_NOT_ABOVE)
@@ -100,7 +100,11 @@ class Planner:
         self._tables = lru_cache(maxsize=most)(self._make_tables)
         self._counts = lru_cache(maxsize=None)(partial(RangeCounts, graph, self.starts))
         self._seconds = lru_cache(maxsize=None)(self._item_seconds)
-        self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], Solution] = {}
+        self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], List[Solution]] = {}
+        self._item_parameters: np.ndarray = np.add.reduceat(
+            [layer.num_trainable for layer in graph.layers], self.starts
+        )
+        self._ticks: Dict[Tuple[PlannedProgram, float, Optional[int]], Solution] = {}
 
     def names(self, starts: Sequence[int]) -> Tuple[str, ...]:
         """Returns the splits for the items that open stages 0, 1, ..."""
@@ -184,16 +188,32 @@ class Planner:
             return None
         options = self._options(program, by_stage)
         if len(options) == 1:
-            solution = self._solution(options[0], memory_limit, max_evaluations, below_s)
-            return self._solved(options[0], memory_limit, solution)
+            solutions = self._solve(options[0], memory_limit, max_evaluations, below_s)
+            return self._fastest_of([(options[0], each) for each in solutions], memory_limit)
         tables = self._open_tables(options, memory_limit)
-        solution = solve(tables, program.num_stages, program.schedule, below_s=below_s)
-        if not solution.feasible:
-            return None
-        varied = self._with_chosen_proportions(options, tables, solution.starts)
-        # No splits with these proportions are faster than the fastest with any.
-        self._solutions[(_of_a_micro_batch(varied), memory_limit, None)] = solution
-        return self._solved(varied, memory_limit, solution)
+        tick = solve(tables, program.num_stages, program.schedule, below_s=below_s)
+        varied = [
+            (self._with_chosen_proportions(options, tables, each.starts), each)
+            for each in self._with_updates(program, tables, tick, below_s)
+        ]
+        for settings, solution in varied:
+            # No splits with these proportions are faster than the fastest with any.
+            self._solutions.setdefault((settings, memory_limit, None), [solution])
+        return self._fastest_of(varied, memory_limit)
+
+    def _fastest_of(
+        self, solved: Sequence[Tuple[PlannedProgram, Solution]], limit: float
+    ) -> Optional[Candidate]:
+        """Returns the first of some splits, or those that fill and drain faster if that is worth it."""
+        best: Optional[Candidate] = None
+        for settings, solution in solved:
+            splits = self.names(solution.starts)
+            predicted = forecast(self.graph, splits, settings, self.system)
+            if best is None or predicted.predicted_images_per_s > best.prediction.images_per_s * (
+                1 + SAME_SPEED
+            ):
+                best = Candidate(settings, splits, limit, solution, predicted)
+        return best
 
     def fastest_program(
         self, choices: Sequence[ProgramVariants], limits: Sequence[float] = LIMITS, images_per_s: float = 0.0
@@ -365,10 +385,8 @@ class Planner:
         are a bound, too.
         """
         count, stages = settings.gradient_accumulation_count, settings.num_stages
-        fixed_s, ipus = DEFAULT_CONSTANTS.fixed_s(self.system), settings.num_ipus_per_replica
-        # Weights shared evenly over the IPUs.
-        shares = [self.graph.num_trainable / ipus] * ipus
-        rest_s = update_s(shares, settings.restaged(ipus, schedule=GROUPED), self.system)
+        fixed_s = DEFAULT_CONSTANTS.fixed_s(self.system)
+        rest_s = self._least_of_an_update_s(settings)
         if settings.order.is_sequential:
             return [(count, count * fixed_s + rest_s)]
         ticks = Ticks(settings.order, stages, count)
@@ -383,6 +401,12 @@ class Planner:
             # Stages that share an IPU do not work one after the other.
             bounds.append((others, rest_s + work_s))
         return bounds
+
+    def _least_of_an_update_s(self, settings: PlannedProgram) -> float:
+        """Returns the seconds of an update if the weights are shared evenly over the IPUs."""
+        ipus = settings.num_ipus_per_replica
+        shares = [self.graph.num_trainable / ipus] * ipus
+        return update_s(shares, settings.restaged(ipus, schedule=GROUPED), self.system)
 
     def least_latency_s(self, settings: PlannedProgram) -> float:
         """Returns a lower bound of the latency of any splits: all forward passes, no transfers."""
@@ -402,17 +426,25 @@ class Planner:
         judged = forecast(self.graph, splits, settings, self.system)
         limit = max(memory_limit, judged.predicted_fill)
         if quickly and limit > memory_limit and len(self.starts) > _LARGE_ITEMS:
-            tick_s = self.tick_s(splits, settings)
-            solution = self._solution(settings, limit, _LARGE_EVALUATIONS, tick_s)
-            if not solution.feasible:
-                solution = Solution(self.items(splits), tick_s, 0.0)
+            given = Solution(self.items(splits), self.micro_batch_s(splits, settings), 0.0)
+            solution = self._solution(settings, limit, _LARGE_EVALUATIONS, given.objective_s)
+            if not solution.objective_s < given.objective_s:
+                solution = given
         else:
             solution = self._solution(settings, limit)
         return Candidate(settings, tuple(splits), limit, solution, judged)
 
-    def tick_s(self, splits: Sequence[str], settings: PlannedProgram) -> float:
-        """Returns the planner's objective for splits, without the fixed time of a micro-batch."""
-        return tick_s(self.tables(settings, max(LIMITS)), self.items(splits), settings.schedule)
+    def micro_batch_s(self, splits: Sequence[str], settings: PlannedProgram) -> float:
+        """Returns the planner's objective for splits: a tick without its fixed time, and its share of the update."""
+        items = self.items(splits)
+        return tick_s(self.tables(settings, max(LIMITS)), items, settings.schedule) + self.share_s(
+            items, settings
+        )
+
+    def share_s(self, starts: Sequence[int], settings: PlannedProgram) -> float:
+        """Returns a micro-batch's share of the weights' update, for the items that open the stages."""
+        parameters = np.add.reduceat(self._item_parameters, starts)
+        return update_s(parameters, settings, self.system) / settings.gradient_accumulation_count
 
     def _solution(
         self,
@@ -421,23 +453,47 @@ class Planner:
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
     ) -> Solution:
-        """Returns ``solve``; results without ``below_s`` are cached."""
-        key = (_of_a_micro_batch(settings), limit, max_evaluations)
+        """Returns the fastest splits, fill and drain aside; without starts if nothing fits."""
+        return next(
+            iter(self._solve(settings, limit, max_evaluations, below_s)), Solution((), np.inf, np.inf)
+        )
+
+    def _solve(
+        self, settings: PlannedProgram, limit: float, max_evaluations: Optional[int], below_s: float
+    ) -> List[Solution]:
+        """Returns ``with_updates`` of ``solve``; results without ``below_s`` are cached."""
+        key = (settings, limit, max_evaluations)
         if key in self._solutions and below_s == np.inf:
             return self._solutions[key]
-        tables = self.tables(settings, limit)
-        solution = solve(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
+        tables, of_tick = self.tables(settings, limit), (_of_a_micro_batch(settings), limit, max_evaluations)
+        tick = self._ticks.get(of_tick) if below_s == np.inf else None
+        if tick is None:
+            tick = solve(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
+        solutions = self._with_updates(settings, tables, tick, below_s)
         if below_s == np.inf:
-            self._solutions[key] = solution
-        return solution
+            self._ticks[of_tick], self._solutions[key] = tick, solutions
+        return solutions
 
-    def _solved(self, settings: PlannedProgram, limit: float, solution: Solution) -> Optional[Candidate]:
-        """Returns the splits of a solution; None if it has none."""
-        if not solution.feasible:
-            return None
-        splits = self.names(solution.starts)
-        predicted = forecast(self.graph, splits, settings, self.system)
-        return Candidate(settings, splits, limit, solution, predicted)
+    def _with_updates(
+        self, settings: PlannedProgram, tables: StageTables, tick: Solution, below_s: float
+    ) -> List[Solution]:
+        """Returns splits with short weight updates, the shortest first, fill and drain aside; none if nothing fits.
+
+        Where the cuts are does not matter to the update of segments on one IPU; of stages that share one, the tick is
+        a bound.
+        """
+        if not tick.feasible:
+            return []
+        count = settings.gradient_accumulation_count
+        if settings.placement is not Placement.ONE_EACH:
+            share_s = self.share_s(tick.starts, settings)
+            bound_s = tick.lower_bound_s + min(share_s, self._least_of_an_update_s(settings) / count)
+            return [Solution(tick.starts, tick.objective_s + share_s, bound_s)]
+
+        def of_most(parameters: float) -> float:
+            return update_s([parameters] * settings.num_stages, settings, self.system)
+
+        return with_updates(tables, tick, settings.schedule, count, self._item_parameters, of_most, below_s)
 
 
 def _of_a_micro_batch(settings: PlannedProgram) -> PlannedProgram:

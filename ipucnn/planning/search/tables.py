@@ -4,7 +4,7 @@ The search cuts a sequence of n items into stages.  Items are the runs of layers
 opens a stage at item c.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
@@ -47,6 +47,7 @@ class StageTables:
         options: the tables of each setting, in order of preference, if each stage may have one of several (not for
             segments on one IPU); see ``choice``.  No item is faster under a later one, and the seconds above are those
             of the first.
+        allowed: (n, n + 1) whether items i .. j - 1 may be a stage, whatever they take; None: all may.
     """
 
     forward_s: np.ndarray
@@ -61,6 +62,7 @@ class StageTables:
     stage_s: Tuple[Tuple[np.ndarray, np.ndarray], ...] = ()
     within: Optional[Callable[[int, int, float], np.ndarray]] = None
     options: Tuple["StageTables", ...] = ()
+    allowed: Optional[np.ndarray] = None
     _choices: Dict[Tuple[int, int], np.ndarray] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -109,7 +111,13 @@ class StageTables:
             fitting = self.within(num_stages, stage, self.capacity_bytes)
         else:
             fitting = self.memory_bytes(num_stages, stage) <= self.capacity_bytes
-        return fitting
+        return fitting if self.allowed is None else fitting & self.allowed
+
+    def limited_to(self, allowed: np.ndarray) -> "StageTables":
+        """Returns the tables with these runs alone as stages; which option a run takes stays the same."""
+        limited = replace(self, allowed=allowed)
+        limited._choices.update(self._choices)
+        return limited
 
     def recomputes(self, num_stages: int, stage: int) -> bool:
         """Tells whether that stage repeats its forward pass."""
