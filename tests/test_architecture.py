@@ -169,7 +169,7 @@ BUDGET = {
     "datasets": (9490, 7330),
     "diagnosis": (435, 335),
     "models": (3590, 2780),
-    "planning": (5115, 3910),
+    "planning": (5215, 3990),
     "reports": (3900, 3105),
     "runs": (7315, 5635),
     "sessions": (5560, 4520),

@@ -406,7 +406,7 @@ def test_untyped_schedule_is_searched(run):
     row = {row.name: row for row in planned.comparison}["Interleaved (preset mine)"]
     assert row.splits == interleaved.splits
     assert row.predicted_images_per_s == interleaved.predicted_images_per_s < planned.predicted_images_per_s
-    assert row.ratio == pytest.approx(interleaved.predicted_tick_s / planned.predicted_tick_s)
+    assert row.ratio == pytest.approx(interleaved.micro_batch_s / planned.micro_batch_s)
     assert not [row for each in (grouped, interleaved) for row in each.comparison if "(" in row.name]
     # The same for given splits
     judged = plan_of(run, PRESET, "--splits", *interleaved.splits)
