@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean, text_of
-from ipucnn.filesystem import expand, read_bytes, shown
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean, text_of
+from ipucnn.filesystem import Kind, entries, expand, kind_of, read_bytes, shown
 from ipucnn.text import printable, quoted, shown_value
 
 MAX_BYTES = 2**24
@@ -142,7 +142,7 @@ def find_function(name: str, example: str) -> OwnFunction:
 
     Raises:
         ConfigurationError: the file is not Python, or does not contain the name.
-        DataError: the file cannot be read.
+        DataError: the file does not exist, or cannot be read.
     """
     match = _NAME.fullmatch(name)
     if match is None or not match.group(2):
@@ -151,6 +151,14 @@ def find_function(name: str, example: str) -> OwnFunction:
             f"for example {shown_value(name.rstrip(':'))}:{example}",
         )
     path, function = expand(match.group(1)).absolute(), match.group(2)
+    if kind_of(path) is Kind.ABSENT:
+        folder = os.path.dirname(match.group(1))
+        others = [os.path.join(folder, other.name) for other in entries(path.parent) if other.suffix == ".py"]
+        raise DataError(
+            f"{shown_value(name)}: there is no file {shown(path)}",
+            did_you_mean(match.group(1), others, cutoff=0.75)
+            or f"check the path; names such as {'lenet' if example == 'build' else 'digits'} need no file",
+        )
     data = read_bytes(path, MAX_BYTES, f"give FILE.py:FUNCTION, for example my_file.py:{example}")
     try:
         code = compile(data, str(path), "exec")

@@ -30,6 +30,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
 
 
+def exact(name: str) -> str:
+    """The name of a file for JSON and CSV: as it is, or printable if UTF-8 cannot hold it."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return printable(name)
+    return name
+
+
 def shown_value(value: object) -> str:
     """The text of a value for messages: on one line, and shortened in the middle if it is very long."""
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_CHARACTERS:

@@ -68,6 +68,20 @@ def test_every_value_has_an_origin(preset_file):
     assert not any("stable-norm" in note for note in resolved.notes(on_ipus=True))
 
 
+def test_one_fold_is_noted_as_a_run_without_folds():
+    note = "note: no folds: --kfold 1 is one run on the data set's own split"
+    for flags, notes in (({"kfold": "1"}, [note]), ({"kfold": "2"}, []), ({}, [])):
+        resolved = resolve("train", {"dataset": "digits", **flags}, model="lenet")
+        assert [line for line in resolved.notes(on_ipus=False) if "fold" in line] == notes
+
+
+def test_text_that_begins_with_0_stays():
+    text = "dataset: '007'\ndataset-path: 007\nrun-dir: 00\nseed: 0\nlabel-smoothing: 0.5\n"
+    config = RunConfig.from_yaml(text)
+    assert (config.dataset, config.dataset_path, config.run_dir) == ("007", Path("007"), Path("00"))
+    assert (config.seed, config.label_smoothing) == (0, 0.5)
+
+
 def test_options_without_effect_in_32_bits_are_noted(tmp_path):
     text = "nanoo: True\nauto-loss-scaling: True\nstochastic-rounding: RI\n"
     for precision in ("32.32", "16.16"):

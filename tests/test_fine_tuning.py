@@ -147,7 +147,8 @@ def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained):
     data = ["--dataset", "imagefolder", "--dataset-path", colours, "--run-dir", "x"]
     start = ["--weights", pretrained]
     new = "which is new: the weights are of other classes"
-    other = "is of another model: it has no weight conv1_conv/kernel"
+    other = "the weights are of toy_model_bn, not of "
+    again = f"ipucnn train toy_model_bn --dataset imagefolder --dataset-path {colours} --weights {pretrained}"
     check_refused(
         run,
         Refusal(
@@ -155,5 +156,11 @@ def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained):
             "--freeze 1 without --weights: these layers would keep random numbers",
         ),
         Refusal([*FINE, *data, *start, "--freeze", "dense*"], new, "backbone"),
-        Refusal(["train", "cifar_resnet8", "--num-epochs", 1, *data, *start, "--freeze", 1], other, "", 3),
+        Refusal(
+            ["train", "cifar_resnet8", "--num-epochs", 1, *data, *start, "--freeze", 1],
+            f"{other}cifar_resnet8",
+            again,
+            3,
+        ),
+        Refusal(["train", "lenet", *data, *start], f"{other}lenet", again, 3),
     )

@@ -1,5 +1,6 @@
 """ipucnn evaluate: every sample once, metrics against naive ones, Keras weight files, figures, bad input."""
 
+import csv
 import json
 import math
 import os
@@ -480,8 +481,10 @@ def test_strange_names_of_classes_and_files_are_printable_everywhere(trained, ru
     text = (tmp_path / "p.csv").read_text(encoding="utf-8")
     for where in (out, text):
         assert "a\\x1b[31mb" in where and "东京" in where and "\\udcff" in where
-        assert "\x1b" not in where
         where.encode("utf-8")
+    rows = [*csv.DictReader(text.splitlines())]
+    assert "data/val/a\x1b[31mb/x.png" in {row["image"] for row in rows}  # the name of the file
+    assert "\x1b" not in out + "".join(row["label"] + row["prediction"] for row in rows)
     assert "\\udcfe.png" in text and "\\udcfd.npz" in out
     code, out, _ = run("evaluate", *args, "--json")
     assert {row["name"] for row in json.loads(out)["classes"]} >= {"东京", "\\udcff"}

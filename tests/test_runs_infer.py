@@ -177,6 +177,20 @@ def test_names_are_one_line_of_valid_text():
     assert printable("a\u3000b\xa0c\u202e") == "a\u3000b\xa0c\\u202e"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the file system takes no such names")
+def test_json_and_csv_have_the_names_of_files_as_they_are(trained, run, tmp_path):
+    name = "in/new\nline\x1b.png"
+    save_digit(tmp_path / name, 0)
+    code, out, err = run("infer", trained, "in", "--output", "o.csv")
+    assert code == 0, err
+    with open(str(tmp_path / "o.csv"), encoding="utf-8", newline="") as file:
+        assert [row["image"] for row in csv.DictReader(file)] == [name]
+    _, out, _ = run("infer", trained, "in", "--format", "jsonl")
+    assert json.loads(out)["image"] == name and len(out.splitlines()) == 1
+    _, out, _ = run("infer", trained, "in", columns=200)
+    assert "in/new\\nline\\x1b.png" in out and "\x1b" not in out
+
+
 @pytest.mark.slow
 def test_names_that_no_file_takes_are_escaped_in_every_output(trained, run, tmp_path):
     name = os.fsdecode(b"in/\xff\x1b.png")

@@ -120,6 +120,18 @@ def test_masks_of_a_volume_and_a_picture(trained, network, run, tmp_path):
         assert sheet.size[0] > 3 * 150
 
 
+@pytest.mark.slow
+def test_json_has_the_names_of_files_as_they_are(trained, run, tmp_path):
+    name = "a\nb\x1b.png"
+    Image.fromarray(tissue(0)).save(str(tmp_path / name))
+    code, out, err = run("infer", trained, name, "--output", "out", "--json")
+    assert code == 0 and "\x1b" not in out + err, err
+    (row,) = json.loads(out)["results"]
+    assert row["image"] == name and (tmp_path / row["files"]["mask"]).is_file()
+    _, out, _ = run("infer", trained, name, "--output", "out", columns=200)
+    assert "a\\nb\\x1b.png" in out and "a\\nb\\x1b-mask.png" in out and "\x1b" not in out
+
+
 @pytest.mark.parametrize("shown", [0, 1])
 def test_overlays_tint_only_the_shown_class(shown):
     page = tissue(0, 6, 5)

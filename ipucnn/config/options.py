@@ -10,7 +10,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 from ipucnn import documents
-from ipucnn.aliases import YamlNode
+from ipucnn.aliases import PlainValue, YamlNode
 from ipucnn.config.shared_options import (
     BatchingOptions,
     DataOptions,
@@ -198,5 +198,30 @@ def convert(entries: List[Entry], source: str) -> Dict[str, Any]:
                 f"{source}, line {entry.line}: '{entry.key}' is a flag, not a key",
                 f"take it out of the file, and type {spec.flag}",
             )
-        settings[spec.name] = convert_value(spec, entry.value, entry.key, f"{source}, line {entry.line}: ")
+        where = f"{source}, line {entry.line}: "
+        settings[spec.name] = convert_value(spec, entry.value, entry.key, where)
+        _check_leading_zeros(entry.value, settings[spec.name], where, f"{entry.key}: ")
     return settings
+
+
+def _check_leading_zeros(written: PlainValue, read: PlainValue, where: str, name: str) -> None:
+    """Refuses a whole number that begins with 0, other than 0 itself.
+
+    Args:
+        written: a value of the file.
+        read: the same value after conversion.
+        where: the place, for messages.
+        name: the key and a colon; "" in a list.
+    """
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key in written:
+            _check_leading_zeros(written[key], read.get(key), f"{where}{name}", f"{key}: ")
+    elif isinstance(written, list) and isinstance(read, (list, tuple)):
+        for item, value in zip(written, read):
+            _check_leading_zeros(item, value, f"{where}{name}", "")
+    elif isinstance(written, str) and re.fullmatch("[-+]?0[0-9]+", written) and str(read) != written:
+        # Not text, such as a name or a path.
+        raise ConfigurationError(
+            f"{where}{name}{shown_value(written)}: begins with 0, so that other readers of YAML take it as octal",
+            f"write it without the 0: {name}{shown_value(int(written))}",
+        )

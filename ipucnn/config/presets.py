@@ -58,6 +58,10 @@ class PresetFile:
         """The names whose value is a mapping, in the file's order."""
         return [name for name, node in self._nodes.items() if node.id == documents.MAPPING]
 
+    def has(self, name: str) -> bool:
+        """Whether the name is in the file, be it with options or without."""
+        return name in self._nodes
+
     @property
     def is_flat(self) -> bool:
         """Whether the file holds options rather than presets, as a run's ``config.yml`` does."""
@@ -187,6 +191,12 @@ def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
     preset = file.get(name)
     if preset is not None:
         return preset
+    if file.has(name):
+        others = "".join(f", or take --config {quoted(other)}" for other in file.names[:1])
+        raise ConfigurationError(
+            f"--config {shown_value(name)}: this preset in {shown(path)} has no options",
+            f"write options below its name{others}",
+        )
     raise ConfigurationError(
         f"--config {shown_value(name)}: no such preset in {shown(path)}",
         did_you_mean(name, file.names) or f"it has {_some(file.names)}",

@@ -178,6 +178,8 @@ class Resolved:
                 f"note: {source} does not name these options, so they are Graphcore's public defaults: "
                 + ", ".join(public)
             )
+        if self.origins["kfold"].by_user and self.config.kfold is None:
+            lines.append("note: no folds: --kfold 1 is one run on the data set's own split")
         idle = OF_16_BITS if self.config.precision == "32.32" else ()
         without_effect = [
             spec.key + " (in 32.32)" * spec.host_effect

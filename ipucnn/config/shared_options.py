@@ -515,7 +515,7 @@ class EvaluationOptions:
     kfold: Optional[int] = option(
         None,
         "Cross-validation with this many folds: one network is trained for each fold, and evaluated on that fold, "
-        "which it has not seen.",
+        "which it has not seen. 1 is one run on the data set's own split.",
         within=Range(2, bounds.MAX_COUNT),
         kind=ValueKind(values.parse_folds, "INT", is_number=True),
         default_text="none, the data set's evaluation part is used",
@@ -600,6 +600,7 @@ class EvaluationOptions:
         None,
         "Stop at the first validation that reaches this accuracy (for masks: this Dice score), from 0 to 1. The "
         "report says how long that took.",
+        kind=ValueKind(values.parse_proportion, "FLOAT", is_number=True),
         within=Range(maximum=1, above=0),
         synonyms="stop-at time-to-train",
         effect=Effect.END,

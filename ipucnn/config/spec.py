@@ -230,7 +230,21 @@ class OptionSpec:
             raise values.BadValue(
                 f"has {len(items):,} values", hint=f"give at most {bounds.MAX_VALUES:,} values"
             )
-        return tuple(map(self._convert_one, items))
+        try:
+            return tuple(map(self._convert_one, items))
+        except values.BadValue as bad:
+            nearest = [*map(self._nearest, items)]
+            raise values.BadValue(
+                bad.reason, None if None in nearest else " ".join(map(str, nearest)), bad.hint
+            ) from None
+
+    def _nearest(self, item: object) -> Optional[str]:
+        """Returns one value of a list, or the nearest legal one as the user would type it; None if there is none."""
+        try:
+            self._convert_one(item)
+        except values.BadValue as bad:
+            return bad.nearest
+        return str(item)
 
     def _convert_one(self, value: object) -> Any:
         parsed = self.kind.parse(value)

@@ -56,7 +56,8 @@ class BadValue(ValueError):
         """Returns the remedy: the nearest legal value, also after ``typed``, or the hint; None if there is none."""
         if self.nearest is None:
             return self.hint
-        return f"the nearest legal value is {self.nearest}" + (typed and f": {typed} {self.nearest}")
+        subject = "values are" if " " in self.nearest else "value is"
+        return f"the nearest legal {subject} {self.nearest}" + (typed and f": {typed} {self.nearest}")
 
 
 def parse_bool(value: object) -> bool:
@@ -220,6 +221,14 @@ def parse_percent(value: object) -> float:
     number = parse_float(value)
     if 0 < number < 1:
         raise BadValue("must be a percentage", nearest=f"{number * 100:g}")
+    return number
+
+
+def parse_proportion(value: object) -> float:
+    """Returns a number; one that can only be a percentage, such as 75, is refused, because a proportion is meant."""
+    number = parse_float(value)
+    if 1 < number <= 100:
+        raise BadValue("must be a proportion, at most 1", nearest=f"{number / 100:.15g}")
     return number
 
 

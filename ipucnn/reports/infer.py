@@ -15,7 +15,7 @@ from ipucnn.reports import units
 from ipucnn.reports.console import NUMBER, TEXT, console, text_table
 from ipucnn.reports.sheets import ContactSheet, PanelSheet
 from ipucnn.runs.images.outputs import overlay
-from ipucnn.text import counted
+from ipucnn.text import counted, printable
 
 if TYPE_CHECKING:
     from ipucnn.runs.images.segmentation import Segmented
@@ -36,7 +36,7 @@ def print_predictions(done: InferenceResult) -> None:
 def _print_table(results: Iterator[Dict[str, PlainValue]], with_truth: bool) -> None:
     def rows() -> Iterator[List[str]]:
         for result in results:
-            cells = [result["image"]]
+            cells = [printable(result["image"])]
             if with_truth:
                 cells.append(result["truth"] + ("" if result["correct"] else " (wrong)"))
             for prediction in result["predictions"]:
@@ -71,7 +71,8 @@ def write_results(done: InferenceResult, form: str, handle: TextIO) -> None:
         for rank in range(1, done.top + 1):
             columns += [f"label_{rank}", f"probability_{rank}"]
         writer.writerow(columns)
-        writer.writerows(_csv_row(result) for result in results)
+        text = printable if handle.isatty() else str  # a terminal would execute control characters
+        writer.writerows([text(cell) for cell in _csv_row(result)] for result in results)
 
 
 def _csv_row(result: Dict[str, PlainValue]) -> List[str]:
@@ -117,18 +118,20 @@ def print_masks(done: Masks) -> None:
     for row in done.results:
         each = ", ".join(f"{name} {share:.1%}" for name, share in list(row["shares"].items())[1:])
         cells = [
-            row["image"],
+            printable(row["image"]),
             str(row["pages"]),
             "several" if "sizes" in row else f"{row['height']}x{row['width']}",
         ]
-        rows.append([*cells, f"{row['share']:.1%}" if is_binary else each, row["files"]["mask"]])
+        rows.append([*cells, f"{row['share']:.1%}" if is_binary else each, printable(row["files"]["mask"])])
     columns = {"image": TEXT, "pages": NUMBER, "size": NUMBER, **share, "mask": TEXT}
     console(sys.stdout).print(text_table(columns, rows))
     for row in done.results:
         if "page_names" in row:
-            names = row["page_names"]
+            names = [*map(printable, row["page_names"])]
             names = names if len(names) < 4 else [names[0], names[1], f"... {names[-1]} (--json has all)"]
-            console(sys.stdout).print(f"{row['image']} has, in this order: {', '.join(names)}", markup=False)
+            console(sys.stdout).print(
+                f"{printable(row['image'])} has, in this order: {', '.join(names)}", markup=False
+            )
 
 
 def speed_line(done: Masks) -> str:

@@ -285,8 +285,9 @@ def _caption(result: PlainDict) -> List[Tuple[str, Colour]]:
     It is the predicted label with its probability, or the sample's label; the file's name; and mistakes or problems in
     red.
     """
-    last = result["image"].rpartition("/")[2]
-    name = last if "." in last else result["image"]
+    path = printable(result["image"])
+    last = path.rpartition("/")[2]
+    name = last if "." in last else path
     if "predictions" not in result:
         lines = [(result["label"], BLACK), (name, DARK)]
         return lines + ([(", ".join(result["problems"]), RED)] if result["problems"] else [])

@@ -35,7 +35,7 @@ from ipucnn.runs.sources import weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
 from ipucnn.runs.writer import open_writer
 from ipucnn.sessions.role import find_role
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, exact, printable
 from ipucnn.training.evaluation import EvaluationTotals, class_figures, soft_dice
 from ipucnn.training.program import evaluation_replicas
 from ipucnn.training.segment_scores import SCORES, SegmentScores
@@ -146,7 +146,7 @@ def _write_predictions(path: Path, rows: Spool, examples: Examples, names: Tuple
     paths = getattr(examples, "paths", None)
 
     def cells(number: int, row: PlainDict) -> Sequence[object]:
-        image = printable(paths[number]) if paths else ""
+        image = exact(paths[number]) if paths else ""
         return number, image, names[row["label"]], names[row["prediction"]], f"{row['probability']:.6f}"
 
     columns = ["index", "image", "label", "prediction", "probability"]

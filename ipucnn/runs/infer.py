@@ -56,7 +56,7 @@ from ipucnn.runs.predicting import check_finite
 from ipucnn.runs.requests import InferRequest
 from ipucnn.runs.sources import weight_inputs
 from ipucnn.runs.trained import TrainedSetup, open_trained
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import counted, exact, printable, shown_value
 from ipucnn.training.evaluation import log_softmax
 
 CONTACT_SHEET = "contact-sheet.png"
@@ -405,7 +405,7 @@ class _Segmented:
         name = self.source.name.rpartition("/")[2] + (f", page {number + 1} of {pages}" if pages > 1 else "")
         if self.source.page_names:
             name = self.source.page_names[number]
-        return SegmentedImage(name, image, predicted, self._classes, probability=highest)
+        return SegmentedImage(printable(name), image, predicted, self._classes, probability=highest)
 
     def finish(self) -> PlainDict:
         """Writes the files and returns the row of ``Masks.results``."""
@@ -425,7 +425,7 @@ class _Segmented:
             "width": int(width),
             "orientation": self.source.orientation,
             "share": share,
-            "files": {kind: printable(str(path)) for kind, path in self._files.paths.items()},
+            "files": {kind: exact(str(path)) for kind, path in self._files.paths.items()},
             "shares": shares,
         }
 
@@ -462,12 +462,11 @@ def _open_all(
     for number, path in enumerate(paths):
         try:
             source = file_pages(path, trained.input_shape[2], trained.config.max_image_pixels)
-            check_pages(source.sizes, source.name)
+            check_pages(source.sizes, printable(source.name))
             readable.append((number, source))
             if source.orientation != 1:
-                yield Note(
-                    f"image {source.name}: turned as its orientation tag {source.orientation} says, and so is its mask"
-                )
+                tag = f"its orientation tag {source.orientation}"
+                yield Note(f"image {printable(path)}: turned as {tag} says, and so is its mask")
         except DataError as error:
             yield Note(" ".join(error.message.split()))
     return readable, len(paths) - len(readable)

@@ -204,7 +204,11 @@ class RunWeights(StoredWeights):
 
         weights, checkpoint = named_weights(model), self._run.checkpoint
         head = _new_head(weights, checkpoint, setup.source.info.class_names)
-        assign_weights(weights, checkpoint, what=self.name, skip=head)
+        try:
+            assign_weights(weights, checkpoint, what=self.name, skip=head)
+        except DataError as error:
+            # Networks with the same layers share weights, so that other names alone are no error.
+            raise (self._another_network() or error) from None
         own, network = setup.record.own, self._run.meta.get("network")
         is_known = own is not None and isinstance(network, dict)
         return len(head), own.changes_since(network, self.name) if own is not None and is_known else []
@@ -217,6 +221,10 @@ class RunWeights(StoredWeights):
         """Keeps what the network of the weights computes, unless the user gave something else."""
         given, lines = shown_value(resolved.config.weights), []  # type: str, List[str]
         for spec, former, present in _computed_otherwise(self._run.config, resolved.config):
+            if spec.name == "norm_layer" and norm_of(former) not in resolved.record.norms:
+                other = self._another_network()
+                if other is not None:
+                    raise other
             trained = f"the weights of {given} were trained with {spec.flag} {spec.typed_text(former)}"
             if resolved.origins[spec.name].by_user:
                 lines.append(f"{trained}, and this run has {spec.typed_text(present)}")
@@ -224,6 +232,22 @@ class RunWeights(StoredWeights):
             lines.append(f"{trained}, which this run keeps")
             resolved = replace(resolved, config=replace(resolved.config, **{spec.name: former}))
         return resolved, lines
+
+    def _another_network(self) -> Optional[DataError]:
+        """Returns the error that the weights are of another registered network; None if they are of this one."""
+        resolved, network = self.resolved, self._run.config.model_name
+        if network == resolved.record.name or resolved.record.own or get_model(network).own:
+            return None
+        given = resolved.config.weights
+        data = "".join(
+            f" {BY_NAME[name].flag} {quoted(getattr(resolved.config, name))}"
+            for name in ("dataset", "dataset_path")
+            if resolved.origins[name].by_user
+        )
+        return DataError(
+            f"--weights {shown_value(given)}: the weights are of {network}, not of {resolved.record.name}",
+            f"train that network: ipucnn train {quoted(network)}{data} --weights {quoted(given)}",
+        )
 
     def check_validated(self, config: RunConfig, info: DatasetInfo) -> None:
         """Refuses to validate the weights in a network that computes something else, or with other classes.

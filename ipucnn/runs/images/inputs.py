@@ -48,7 +48,7 @@ from ipucnn.datasets.problems import MOST_NAMED
 from ipucnn.errors import DataError, UserError
 from ipucnn.filesystem import Kind, shown
 from ipucnn.runs.images.stacks import NO_STACK, Stack, read_stack
-from ipucnn.text import counted, printable
+from ipucnn.text import counted, exact, printable
 
 SUBSETS = ("eval", "train")
 POLL_S = 0.2
@@ -220,7 +220,7 @@ def images_of_files(
     """Yields image files, decoded as in evaluation; for ``remarks`` see :func:`pixels_for_evaluation`."""
     for path in paths:
         read = _reader(partial(read_file, path), path, info, input_shape, remarks)
-        yield ImageInput(printable(path), read)
+        yield ImageInput(exact(path), read)
 
 
 def images_of_subset(
@@ -240,7 +240,7 @@ def images_of_subset(
         else:
             name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
             read = _reader(partial(examples.encoded, i), name, info, input_shape, remarks)
-            yield ImageInput(printable(name), read, truth)
+            yield ImageInput(exact(name), read, truth)
 
 
 def _reader(
@@ -295,7 +295,7 @@ class PageSource:
     """An image of one page, or a volume; every page has been decoded once without an error.
 
     Attributes:
-        name: the path, or the position in the data set; printable.
+        name: the path, or the position in the data set; valid UTF-8, but perhaps with control characters.
         is_volume: whether the results are volumes, too.
         sizes: (height, width) of each page.
         pages: function that decodes the pages one by one: uint8 [h, w, channels].
@@ -323,7 +323,7 @@ def is_volume_name(path: str) -> bool:
 def array_pages(name: str, images: Sequence[np.ndarray], names: Sequence[str] = ()) -> PageSource:
     """Returns the images of a set in memory, uint8 [h, w, c] each, as a volume; ``names`` are their files, if any."""
     sizes = tuple(image.shape[:2] for image in images)
-    return PageSource(name, True, sizes, lambda: iter(images), page_names=tuple(map(printable, names)))
+    return PageSource(name, True, sizes, lambda: iter(images), page_names=tuple(map(exact, names)))
 
 
 def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> PageSource:
@@ -347,9 +347,7 @@ def file_pages(path: str, channels: int, max_pixels: int = MAX_IMAGE_PIXELS) -> 
     pages = partial(_read_again, path, channels, max_pixels, sizes)
     is_volume = is_volume_name(path)
     stack = read_stack(data, len(sizes)) if is_volume else NO_STACK
-    return PageSource(
-        printable(path), is_volume, sizes, pages, orientation, stack, (*remarks, *stack.remarks)
-    )
+    return PageSource(exact(path), is_volume, sizes, pages, orientation, stack, (*remarks, *stack.remarks))
 
 
 def _read_again(
