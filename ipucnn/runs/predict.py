@@ -175,6 +175,11 @@ def network_input(
         form: the content of ``input.json``; None reads the file beside this script.
     """
     form = form or described("input.json")
+    return in_range(network_pixels(path, row, column, page, form), form)
+
+
+def network_pixels(path: str, row: int, column: int, page: int, form: Dict[str, Any]) -> Any:
+    """Returns the pixels of 0..255 that :func:`in_range` makes the network's input of: [height, width, channels]."""
     (height, width), mode, patch = form["shape"][1:3], form["decode"]["mode"], form["patch"]
     if patch is not None:
         pixels = mirrored_pixels(path, page, mode, (height, width), tuple(patch["margin"]))
@@ -187,6 +192,12 @@ def network_input(
         pixels = (pixels * np.float32(form["luma"])).sum(-1, keepdims=True)
     elif form["repeat_channels"] > 1:
         pixels = np.repeat(pixels, form["repeat_channels"], -1)
+    is_rounded = form.get("rounded") or form["dtype"] == "uint8"  # earlier versions wrote no "rounded"
+    return np.rint(np.clip(pixels, 0, 255)) if is_rounded else pixels
+
+
+def in_range(pixels: Any, form: Dict[str, Any]) -> np.ndarray:
+    """Brings float32 pixels of 0..255 into the network's range and type."""
     if form["reverse_channels"]:
         pixels = pixels[..., ::-1]
     formula = form["formula"]
@@ -195,8 +206,6 @@ def network_input(
     elif form["per_image"]:
         pixels = np.asarray(pixels, float) - np.mean(pixels, dtype=float)
         pixels = pixels / (pixels.std() or 1)
-    elif form["dtype"] == "uint8":
-        pixels = np.rint(np.clip(pixels, 0, 255))
     return np.asarray(pixels, form["dtype"])
 
 
