@@ -171,7 +171,7 @@ BUDGET = {
     "models": (3590, 2780),
     "planning": (5115, 3910),
     "reports": (3900, 3105),
-    "runs": (7335, 5660),
+    "runs": (7350, 5673),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
     "modules at the top": (2610, 2090),

@@ -268,6 +268,29 @@ def test_files_that_the_script_refuses_are_counted_and_misread_ones_end_an_expor
         verification.check_script(described, samples)
 
 
+def test_files_that_pillow_cannot_open_or_decode_are_refused_with_what_to_do(tmp_path):
+    setup = setup_of((None, None, 3), (32, 32, 3), "unit")
+    colour = scene(40, 30, 3, 2)
+    tifffile.imwrite(tmp_path / "float.tif", np.float32(colour), photometric="rgb")
+    tifffile.imwrite(tmp_path / "packed.tif", colour, photometric="rgb", compression="lerc")
+    Image.fromarray(colour).save(tmp_path / "whole.png")
+    pixels = pixels_for_evaluation(colour, "x", setup.source.info, setup.input_shape)
+    inputs = np.repeat(finisher(setup)(pixels[np.newaxis]).numpy(), 3, 0)
+    described = describe_input(setup, "images", "float32", None, False)
+    names = ("whole.png", "float.tif", "packed.tif")
+    files = tuple((tmp_path / name).read_bytes() for name in names)
+    for data in files:  # the run reads them all
+        pixels_for_evaluation(data, "x", setup.source.info, setup.input_shape)
+    samples = verification.Samples(inputs, inputs, None, "", files)
+    assert verification.check_script(described, samples) == {"read": 1, "not_read": 2}
+    (tmp_path / "cut.png").write_bytes(files[0][:-200])
+    for name in (*names[1:], "cut.png"):
+        with pytest.raises(NotRead, match=rf"{name} cannot be decoded: .*; save it as PNG of 8 bits"):
+            network_input(tmp_path / name, form=described)
+    with pytest.raises(FileNotFoundError):
+        network_input(tmp_path / "absent.png", form=described)
+
+
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     """Trains on a folder of photographs of 200x150; returns the run and the files."""
