@@ -615,6 +615,26 @@ def test_the_comparison_equals_a_loop(shape):
     assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
 
 
+def test_what_an_exported_network_rounds_in_scaling_pixels_is_allowed():
+    """The distance of bright images of low contrast from 0 is large beside their deviation."""
+    info = DatasetInfo("x", "classification", 2, (16, 16, 3), 1, 1, ("a", "b"), "", (9.0,) * 3, (5.0,) * 3)
+    image_range = InputRange.of("image", info, 3)
+    pixels = RNG.randint(250, 252, (9, 16, 16, 3)).astype(np.uint8)
+    inputs = keras.Input((16, 16, 3), name="input", dtype="float32")
+    flat = keras.layers.Flatten(name="flat")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="top")(flat))
+    expected = np.asarray(model(image_range.apply(np.float32(pixels))))
+    exact = np.asarray(in_64_bits(model)(image_range.exact(pixels)))
+    images = keras.Input((16, 16, 3), name="images", dtype="uint8")
+    stock = stock_model(model, images, all_of_them=False, pixels=image_range)
+    found = verification.compare(np.asarray(stock(pixels)), expected, exact)
+    assert found["relative"] > verification.limits(32, found["session_relative"])[0]
+    rounding = verification.rounding_of(stock, verification.Samples(pixels, expected, exact, "here"))
+    assert found["relative"] <= verification.limits(32, found["session_relative"], rounding)[0]
+    record = {"format": "onnx", "half": False, "int8": False, "opset": 15, "input": {"dtype": "uint8"}}
+    assert "drop --raw-uint8" in verification.remedy(record, True)
+
+
 # -- exported files used as runs ------------------------------------------------------------------------------
 
 
@@ -696,6 +716,9 @@ def test_an_export_of_a_run_with_8_bit_transfer_rounds_as_the_run_does(
         rows = report("infer", used, *paths)["results"]
         shares = [{each["class"]: each["probability"] for each in row["predictions"]}[0] for row in rows]
         np.testing.assert_allclose(shares, of_run[:, 0], atol=1e-6)
+    # What the file's own scaling of pixels rounds is measured.
+    succeeds("export", "r", "--format", "onnx", "--raw-uint8", "--output", "raw")
+    assert record_of(tmp_path / "raw")["verification"]["rounding"] > 0
     # A script that does not round is found.
     monkeypatch.setattr(export, "describe_input", lambda *facts: {**describe_input(*facts), "rounded": False})
     command = "export r --format onnx --output wrong"

@@ -99,8 +99,9 @@ def exact_network(model: KerasModel) -> Events[Optional[KerasModel]]:
 def rounding_of(stock: KerasModel, samples: Samples) -> float:
     """The distance of a network of Keras's layers in 32 bits from the 64-bit outputs, relative to their deviation.
 
-    Keras computes a variance as the mean of squares minus the squared mean, which 32 bits round more than the session's
-    formula does.  The result is 0 unless the network in 64 bits gives the 64-bit outputs, and so computes the same.
+    Keras computes a variance as the mean of squares minus the squared mean, and scales an image before it subtracts the
+    mean.  32 bits round this more than the session's formulas.  The result is 0 unless the network in 64 bits gives the
+    64-bit outputs, and so computes the same.
     """
     from ipucnn.models.editing import in_64_bits
 
@@ -149,8 +150,10 @@ def take_samples(
         for pixels, inputs, is_sample in _batches(trained, examples, as_pixels):
             outputs = np.asarray(predictor.predict([inputs])[0])
             pixels, inputs, outputs = (part[is_sample][: left - taken] for part in (pixels, inputs, outputs))
-            exact = None if double is None else np.asarray(double(inputs.astype(np.float64), training=False))
             images = pixels if as_pixels else inputs
+            # The file scales pixels itself, so what the session's inputs are rounded by counts, too.
+            same = trained.input_range.exact(pixels) if as_pixels else inputs.astype(np.float64)
+            exact = None if double is None else np.asarray(double(same, training=False))
             rows.append((images, outputs, exact, pixels if keeps_pixels else None))
             taken += len(images)
             if taken == left:
@@ -412,6 +415,8 @@ def remedy(record: PlainDict, is_rounding: bool = False) -> str:
     if record["opset"] not in (None, DEFAULT_OPSET):
         return f"drop --opset: the default is {DEFAULT_OPSET}"
     if is_rounding:
+        if record.get("input", {}).get("dtype") == "uint8":
+            return "drop --raw-uint8: the network's own scaling of low contrasts loses digits"
         return "train it for longer: a network that has hardly learned multiplies what 32 bits round"
     other = runtimes.ONNX if record["format"] == runtimes.SAVED_MODEL else runtimes.SAVED_MODEL
     return f"export it in another format, for example --format {other}"
