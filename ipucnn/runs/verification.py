@@ -416,7 +416,7 @@ def remedy(record: PlainDict, is_rounding: bool = False) -> str:
         return f"drop --opset: the default is {DEFAULT_OPSET}"
     if is_rounding:
         if record.get("input", {}).get("dtype") == "uint8":
-            return "drop --raw-uint8: the network's own scaling of low contrasts loses digits"
+            return "drop --raw-uint8: scaling pixels in the file may round more; if that fails, too, train for longer"
         return "train it for longer: a network that has hardly learned multiplies what 32 bits round"
     other = runtimes.ONNX if record["format"] == runtimes.SAVED_MODEL else runtimes.SAVED_MODEL
     return f"export it in another format, for example --format {other}"
