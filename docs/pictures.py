@@ -172,7 +172,7 @@ def main(args: List[str]) -> None:
         screenshot(page, IMAGES / "plan-resnet50.png", (1140, 1900))
         short, top = Path(folder) / "short.html", IMAGES / "first-screen.png"
         short.write_text(memory_and_pipeline(page.read_text(encoding="utf-8")), encoding="utf-8")
-        screenshot(short, top, (1140, 790))
+        screenshot(short, top, (1140, 862))
         sheet = Path(folder) / "worst.png"
         printed(["evaluate", str(run), "--contact-sheet", str(sheet)])
         whole = Image.open(sheet).convert("RGB")

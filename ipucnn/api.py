@@ -120,6 +120,7 @@ class Run:
     def __init__(self, trained: "TrainedSetup", path: str) -> None:
         self._trained, self._path = trained, path
         self._predictor: Optional[Predictor] = None
+        self._finish: Optional[Callable[[np.ndarray], Any]] = None
         self._model: KerasModel = None
         self.config: RunConfig = trained.config
 
@@ -180,7 +181,7 @@ class Run:
             ConfigurationError: the network segments images; use ``ipucnn infer``.
         """
         from ipucnn.datasets.problems import remark_lines
-        from ipucnn.runs.infer import finisher, largest_batch
+        from ipucnn.runs.infer import largest_batch
         from ipucnn.training.evaluation import log_softmax
 
         if self._trained.record.task != "classification":
@@ -204,12 +205,11 @@ class Run:
         for line in remark_lines(remarks):
             warnings.warn(line, stacklevel=3)
         self._ready()
-        assert self._predictor is not None
-        finish = finisher(self._trained)
+        assert self._predictor is not None and self._finish is not None
         probabilities = [np.zeros((0, self._trained.source.info.num_classes))]
         step = largest_batch(self._trained)
         for first in range(0, len(pixels), step):
-            batch = finish(np.stack(pixels[first : first + step]))
+            batch = self._finish(np.stack(pixels[first : first + step]))
             probabilities.append(np.exp(log_softmax(np.asarray(self._predictor.predict([batch])[0]))))
         return np.concatenate(probabilities).astype(np.float32)
 
@@ -269,7 +269,11 @@ class Run:
         """Builds the network and its predictor on the first call."""
         if self._predictor is not None:
             return
-        session = self._trained.session(verbose=False)
+        from ipucnn.runs.infer import finisher
+        from ipucnn.runs.setup import move_preprocessing
+
+        moved, session = move_preprocessing(self._trained, self._trained.session(verbose=False))
+        self._finish = finisher(moved)
         self._model, notes = self._trained.build()
         for note in notes:
             warnings.warn(note, stacklevel=4)

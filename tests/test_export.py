@@ -38,6 +38,7 @@ from ipucnn.models.registry import get_model
 from ipucnn.reports.evaluate import print_export
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs import exported as exported_files
+from ipucnn.runs.network_input import describe_input
 from ipucnn.runs.sources import Weights, WeightsArgument
 from ipucnn.runs.trained import open_trained
 
@@ -614,6 +615,26 @@ def test_the_comparison_equals_a_loop(shape):
     assert (same["relative"], same["agreement"], same["first_disagreement"]) == (0, 1, None)
 
 
+def test_what_an_exported_network_rounds_in_scaling_pixels_is_allowed():
+    """The distance of bright images of low contrast from 0 is large beside their deviation."""
+    info = DatasetInfo("x", "classification", 2, (16, 16, 3), 1, 1, ("a", "b"), "", (9.0,) * 3, (5.0,) * 3)
+    image_range = InputRange.of("image", info, 3)
+    pixels = RNG.randint(250, 252, (9, 16, 16, 3)).astype(np.uint8)
+    inputs = keras.Input((16, 16, 3), name="input", dtype="float32")
+    flat = keras.layers.Flatten(name="flat")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="top")(flat))
+    expected = np.asarray(model(image_range.apply(np.float32(pixels))))
+    exact = np.asarray(in_64_bits(model)(image_range.exact(pixels)))
+    images = keras.Input((16, 16, 3), name="images", dtype="uint8")
+    stock = stock_model(model, images, all_of_them=False, pixels=image_range)
+    found = verification.compare(np.asarray(stock(pixels)), expected, exact)
+    assert found["relative"] > verification.limits(32, found["session_relative"])[0]
+    rounding = verification.rounding_of(stock, verification.Samples(pixels, expected, exact, "here"))
+    assert found["relative"] <= verification.limits(32, found["session_relative"], rounding)[0]
+    record = {"format": "onnx", "half": False, "int8": False, "opset": 15, "input": {"dtype": "uint8"}}
+    assert "drop --raw-uint8" in verification.remedy(record, True)
+
+
 # -- exported files used as runs ------------------------------------------------------------------------------
 
 
@@ -663,6 +684,45 @@ def test_an_exported_file_knows_the_set_of_its_training(lightly, succeeds, repor
     (tmp_path / "set").rename(tmp_path / "moved")
     sizes = [report("evaluate", name, "--dataset", "moved")["dataset"]["size"] for name in ("r", "out")]
     assert sizes == [2, 2]
+
+
+@needs("onnx")
+def test_an_export_of_a_run_with_8_bit_transfer_rounds_as_the_run_does(
+    lightly, succeeds, report, in_this_process, monkeypatch, run, tmp_path
+):
+    """Grey values of colour images are fractional, and the run sees whole ones; contrast is low."""
+    rng = np.random.RandomState(5)
+    for number in range(16):
+        path = tmp_path / "set" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.randint(126, 130, (28, 28, 3)).astype(np.uint8)).save(path)
+    words = ["--normalise", "image", "--eight-bit-transfer", "--micro-batch-size", 4, "--num-epochs", 1]
+    succeeds("train", "lenet", "--dataset", "set", *words, "--seed", 1, "--run-dir", "r")
+    succeeds("export", "r", "--format", "onnx", "--output", "out")
+    form = record_of(tmp_path / "out")["input"]
+    assert form["rounded"] and "rounded to whole numbers" in (tmp_path / "out" / "README.md").read_text()
+    losses = [report("evaluate", name)["measured"]["loss"] for name in ("r", "out")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    paths = sorted(map(str, (tmp_path / "set").rglob("*.png")))
+    images = np.stack([predict.network_input(path, form=form) for path in paths])
+    logits = runtimes.load({**record_of(tmp_path / "out"), "file": str(tmp_path / "out" / "model.onnx")}).run(
+        images
+    )
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    of_run = ipucnn.load("r").predict(paths)
+    np.testing.assert_allclose(ipucnn.load("out").predict(paths), of_run, atol=1e-6)
+    np.testing.assert_allclose(powers / powers.sum(-1, keepdims=True), of_run, atol=1e-6)
+    for used in ("r", "out"):
+        rows = report("infer", used, *paths)["results"]
+        shares = [{each["class"]: each["probability"] for each in row["predictions"]}[0] for row in rows]
+        np.testing.assert_allclose(shares, of_run[:, 0], atol=1e-6)
+    # What the file's own scaling of pixels rounds is measured.
+    succeeds("export", "r", "--format", "onnx", "--raw-uint8", "--output", "raw")
+    assert record_of(tmp_path / "raw")["verification"]["rounding"] > 0
+    # A script that does not round is found.
+    monkeypatch.setattr(export, "describe_input", lambda *facts: {**describe_input(*facts), "rounded": False})
+    command = "export r --format onnx --output wrong"
+    check_refused(run, Refusal(command, "of the pixels differ by one grey level", code=5))
 
 
 @pytest.mark.slow

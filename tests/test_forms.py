@@ -795,6 +795,14 @@ def test_bytes_behind_a_jpeg_and_in_its_descriptions_are_no_damage(kind):
         np.testing.assert_array_equal(read, whole)
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF"])
+def test_a_file_that_is_cut_off_is_to_be_got_again(form):
+    """Converting it, which is the hint for other damage, would need the pixels that are missing."""
+    data = encode(Image.fromarray(NOISE).convert("RGB"), form)[:-40]
+    error = refusal_of(lambda: forms.open_image(data, "image form.x", 3, strict=True), "cannot be")
+    assert error.code == "truncated" and error.hint == "get the file again, or remove it"
+
+
 def test_constant_jpegs_of_zero_bits_are_whole():
     """Tables that are made for a constant image have a code of one zero for its only symbol."""
     for optimize in (False, True):

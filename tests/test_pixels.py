@@ -21,7 +21,7 @@ from ipucnn import cli
 from ipucnn.datasets.base import DatasetInfo, MaskedExamples
 from ipucnn.datasets.images import pixels_for_evaluation
 from ipucnn.datasets.pipeline import eval_batches
-from ipucnn.datasets.pixels import InputRange
+from ipucnn.datasets.pixels import InputRange, in_8_bits
 from ipucnn.models.registry import get_model
 from ipucnn.runs import export, predict, runtimes, verification
 from ipucnn.runs.exported import RuntimeFailed
@@ -64,7 +64,7 @@ def odd_images(folder):
     return [folder / name for name in saved]
 
 
-def setup_of(image_shape, input_shape, input_range, crops="", **facts):
+def setup_of(image_shape, input_shape, input_range, crops="", eight_bits=False, **facts):
     count = image_shape[2]
     info = DatasetInfo(
         "x", "classification", 2, image_shape, 1, 1, ("a", "b"), "", (99.0, 120.0, 80.0)[:count],
@@ -72,7 +72,10 @@ def setup_of(image_shape, input_shape, input_range, crops="", **facts):
     )  # fmt: skip
     source = SimpleNamespace(info=info)
     chosen = InputRange.of(input_range, source.info, input_shape[2])
-    setup = SimpleNamespace(source=source, input_shape=input_shape, input_range=chosen, output_shape=None)
+    config = SimpleNamespace(eight_bit_transfer=eight_bits)
+    setup = SimpleNamespace(
+        source=source, input_shape=input_shape, input_range=chosen, output_shape=None, config=config
+    )
     setup.in_range = lambda name: SimpleNamespace(
         input_range=InputRange.of(name, source.info, input_shape[2])
     )
@@ -123,6 +126,27 @@ def test_networks_of_raw_pixels_get_whole_numbers(tmp_path):
         pixels = pixels_for_evaluation(path.read_bytes(), str(path), setup.source.info, setup.input_shape)
         inputs = network_input(path, form=described)
         assert inputs.dtype == np.uint8 and np.array_equal(inputs, pixels)
+
+
+@pytest.mark.parametrize("input_range", ["unit", "image", "caffe", "raw"])
+def test_the_script_rounds_pixels_as_a_transfer_of_8_bits_does(input_range, tmp_path):
+    """Enlarging leaves fractions; in the input of a run without such a transfer they stay."""
+    for input_shape in ((40, 40, 3), (40, 40, 1)):
+        setup = setup_of((32, 32, 3), input_shape, input_range, eight_bits=True)
+        form = json.loads(json.dumps(describe_input(setup, "images", "float32", None, False)))
+        assert "rounded to whole numbers of 0..255" in sentences(form)
+        Image.fromarray(scene(32, 32, 3, 1)).save(tmp_path / "x.png")
+        data = (tmp_path / "x.png").read_bytes()
+        pixels = pixels_for_evaluation(data, "x", setup.source.info, input_shape)
+        raw = setup_of((32, 32, 3), input_shape, "raw")
+        whole = in_8_bits(finisher(raw)(pixels[np.newaxis]))
+        made = predict.network_pixels(tmp_path / "x.png", 0, 0, 0, form)
+        assert verification.input_difference(np.uint8(made[np.newaxis]), whole) == ""
+        expected = np.asarray(setup.input_range.apply(np.float32(whole)))[0]
+        scaled = predict.in_range(np.float32(whole[0]), form)
+        assert np.abs(scaled - expected).max() <= 1e-6 * np.ptp(expected)
+        assert np.array_equal(predict.in_range(made, form), network_input(tmp_path / "x.png", form=form))
+        assert not describe_input(raw, "images", "float32", None, False)["rounded"]
 
 
 def test_the_script_cuts_the_patches_of_evaluation(tmp_path):
@@ -242,6 +266,29 @@ def test_files_that_the_script_refuses_are_counted_and_misread_ones_end_an_expor
     monkeypatch.setattr(predict, "opened", lambda path, page=0: ImageOps.exif_transpose(Image.open(path)))
     with pytest.raises(RuntimeFailed, match="makes other inputs of image files"):
         verification.check_script(described, samples)
+
+
+def test_files_that_pillow_cannot_open_or_decode_are_refused_with_what_to_do(tmp_path):
+    setup = setup_of((None, None, 3), (32, 32, 3), "unit")
+    colour = scene(40, 30, 3, 2)
+    tifffile.imwrite(tmp_path / "float.tif", np.float32(colour), photometric="rgb")
+    tifffile.imwrite(tmp_path / "packed.tif", colour, photometric="rgb", compression="lerc")
+    Image.fromarray(colour).save(tmp_path / "whole.png")
+    pixels = pixels_for_evaluation(colour, "x", setup.source.info, setup.input_shape)
+    inputs = np.repeat(finisher(setup)(pixels[np.newaxis]).numpy(), 3, 0)
+    described = describe_input(setup, "images", "float32", None, False)
+    names = ("whole.png", "float.tif", "packed.tif")
+    files = tuple((tmp_path / name).read_bytes() for name in names)
+    for data in files:  # the run reads them all
+        pixels_for_evaluation(data, "x", setup.source.info, setup.input_shape)
+    samples = verification.Samples(inputs, inputs, None, "", files)
+    assert verification.check_script(described, samples) == {"read": 1, "not_read": 2}
+    (tmp_path / "cut.png").write_bytes(files[0][:-200])
+    for name in (*names[1:], "cut.png"):
+        with pytest.raises(NotRead, match=rf"{name} cannot be decoded: .*; save it as PNG of 8 bits"):
+            network_input(tmp_path / name, form=described)
+    with pytest.raises(FileNotFoundError):
+        network_input(tmp_path / "absent.png", form=described)
 
 
 @pytest.fixture(scope="module")

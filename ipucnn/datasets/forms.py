@@ -46,6 +46,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "PPM")
 """Pillow's names of the formats that it reads here, whatever a file's extension; "JPEG" also reads MPO files."""
 _WITH_FRAMES = ("GIF", "WEBP", "TIFF", "PNG")
 HINT = "convert it to JPEG or PNG, or remove it"
+AGAIN = "get the file again, or remove it"
 IMAGE_HINT = "save it as grey or colour (RGB): TIFF, PNG or JPEG"
 MASK_HINT = "save masks as grey PNG or TIFF, one value per class"
 LARGEST_VALUE = 2**16 - 1
@@ -193,13 +194,14 @@ def page_of(file: ImageFile, number: int, where: str) -> Page:
     except DataError:
         raise
     except Exception as error:
-        raise _undecodable(error, where, "get the file again") from error
+        raise _undecodable(error, where, AGAIN) from error
 
 
 def _undecodable(error: Exception, origin: str, hint: str) -> DataError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    code = "truncated" if _ENDS_EARLY.search(reason) else "unreadable"
-    return DataError(f"{origin} cannot be decoded: {reason[:200]}", hint, code)
+    is_cut = _ENDS_EARLY.search(reason) is not None
+    code = "truncated" if is_cut else "unreadable"
+    return DataError(f"{origin} cannot be decoded: {reason[:200]}", AGAIN if is_cut else hint, code)
 
 
 _ENDS_EARLY = re.compile("truncated|ends early|failed to read|corrupted (strip|tile)|Read Error")
@@ -250,12 +252,10 @@ def _check_png(data: bytes, origin: str) -> None:
             break
         if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
             text = f"{origin}: the checksum of its chunk {printable(kind.decode('latin1'))} is wrong"
-            raise DataError(text, "get the file again", "checksum")
+            raise DataError(text, AGAIN, "checksum")
         if kind == b"IEND":
             return
-    raise DataError(
-        f"{origin} cannot be decoded: it is truncated, without its end", "get the file again", "truncated"
-    )
+    raise DataError(f"{origin} cannot be decoded: it is truncated, without its end", AGAIN, "truncated")
 
 
 def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
@@ -276,7 +276,7 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
         # A progressive file that does not end, but in zeros, may lack a scan.
         if strict and (has_hole(data) or (lacks_end and is_progressive and data.endswith(HOLE))):
             text = f"{origin} is damaged: zeros stand in place of a part of its scans"
-            raise DataError(text, "get the file again", "truncated")
+            raise DataError(text, AGAIN, "truncated")
         # Zeros at the end are padding, or were not written; the scan itself may end in a few.
         if lacks_end and not is_progressive and data.endswith(HOLE):
             end = len(data.rstrip(b"\0")) + len(HOLE)
@@ -375,12 +375,12 @@ class _PillowFile(ImageFile):
         if self._same and not np.array_equal(
             np.asarray(image), np.asarray(pillow().open(io.BytesIO(self._same)))
         ):
-            raise DataError(f"{self._origin} is damaged: its scan ends early", HINT, "truncated")
+            raise DataError(f"{self._origin} is damaged: its scan ends early", AGAIN, "truncated")
         # Rows that a PNG lacks are black.
         is_suspect = is_png(self._data) and (self._data[28] != 0 or _has_black_row(image))
         if is_suspect and not png_rows_are_whole(self._data):
             text = f"{self._origin} cannot be decoded: it is truncated, before its last row"
-            raise DataError(text, "get the file again", "truncated")
+            raise DataError(text, AGAIN, "truncated")
         if self._changed:
             palette = image.getpalette() or []
             palette[5] ^= self._changed
@@ -647,7 +647,7 @@ class _TiffFile(ImageFile):
             is_zeros = compression in _NEVER_ZEROS and self._data[begin:end].endswith(HOLE)
             if end > len(self._data) or is_zeros:
                 text = f"{origin} cannot be decoded: it is truncated, its coded data end early"
-                raise DataError(text, "get the file again", "truncated")
+                raise DataError(text, AGAIN, "truncated")
 
     def _samples(self, page: TiffPage, number: int) -> np.ndarray:
         """Returns the stored samples of a page, or of a plane of a volume behind one table."""

@@ -114,6 +114,15 @@ class InputRange:
             return tf.cast(standardise(tf.cast(images, tf.float64)), tf.float32)
         return self._computed(images, lambda values: _whole_image(values, images.shape))
 
+    def exact(self, pixels: np.ndarray) -> np.ndarray:
+        """Brings pixels [b, h, w, c] of 0..255 into the range in 64 bits, as the reference of a verification."""
+        import tensorflow as tf
+
+        pixels = np.float64(pixels[..., ::-1] if self.reverse else pixels)
+        if self.per_image:
+            return np.asarray(standardise(tf.constant(pixels)))
+        return (pixels / self.divisor - np.asarray(self.offsets)) / np.asarray(self.deviations)
+
     def apply_in_network(self, images: Tensor) -> Tensor:
         """Brings float32 [b, h, w, c] of 0..255 into the range on a device, where a constant of a whole image would
         take too much memory."""
@@ -142,6 +151,8 @@ class InputRange:
         if scaling is None:
             # This is far below 1/(pixels squared), the smallest variance of 8-bit images that are not constant.
             settings = {"axis": [1, 2, 3], "epsilon": 1e-12, "center": False, "scale": False}
+            # Keras subtracts the mean after scaling, which rounds by the distance of the pixels from 0.
+            keep[2]["offset"] = -128.0
             return [keep, ("per_image", "LayerNormalization", settings)]
         settings = {"scale": scaling.factor.tolist(), "offset": scaling.offset.tolist()}
         last = ("normalise", "Rescaling", settings)

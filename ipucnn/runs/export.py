@@ -217,7 +217,7 @@ def _write_network(
 
     Returns:
         The path of the file, or of the SavedModel's folder; for an IPU the function that runs the program; and for
-        Keras's layers ``verification.rounding_of`` the samples, else 0.
+        Keras's layers, which also bring pixels into the range, ``verification.rounding_of`` the samples, else 0.
     """
     from tensorflow import keras
 
@@ -241,9 +241,9 @@ def _write_network(
         pixels=trained.input_range if request.raw_uint8 else None,
         probabilities=request.probabilities,
     )
+    rounding = rounding_of(stock, samples) if request.form == KERAS or request.raw_uint8 else 0.0
     if request.form == TFLITE:
-        return _write_tflite(request, stock, folder, calibration), None, 0.0
-    rounding = rounding_of(stock, samples) if request.form == KERAS else 0.0
+        return _write_tflite(request, stock, folder, calibration), None, rounding
     return WRITERS[request.form](request, stock, folder), None, rounding
 
 

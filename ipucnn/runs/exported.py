@@ -23,7 +23,7 @@ import numpy as np
 from ipucnn.aliases import Annotated, KerasModel, MemoryAdvice, PlainDict, Tensor
 from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
-from ipucnn.datasets.pixels import INPUT_RANGES, in_8_bits
+from ipucnn.datasets.pixels import INPUT_RANGES, InputRange, in_8_bits
 from ipucnn.documents import Above0, Finite, Natural, Positive, read_record, read_struct
 from ipucnn.errors import ConfigurationError, DataError, MissingError
 from ipucnn.filesystem import open_regular
@@ -327,17 +327,24 @@ class RuntimeSession(Session):
 
     Args:
         network: the exported network.
+        scales_to: the range that rounded pixels are brought into; None: images arrive as the file takes them.
     """
 
-    def __init__(self, network: ExportedNetwork) -> None:
+    def __init__(self, network: ExportedNetwork, scales_to: Optional[InputRange] = None) -> None:
         self.device = DeviceInfo("cpu", cpu_name() or "CPU", num_cores(), host_memory_bytes())
-        self._network = network
+        self._network, self._scales_to = network, scales_to
+        self.takes_pixels = scales_to is not None
+
+    def with_pixels(self, input_range: InputRange) -> "RuntimeSession":
+        """Rounds and scales pixels for a file of scaled images, if its run sent images to the device in 8 bits."""
+        is_scaled = self._network.config.eight_bit_transfer and not self._network.takes_pixels
+        return RuntimeSession(self._network, input_range) if is_scaled else self
 
     def predictor(
         self, model: KerasModel, memory_advice: Optional[MemoryAdvice] = None, shares: bool = True
     ) -> "RuntimePredictor":
         """Starts the process, which loads the file; the arguments are not used."""
-        return RuntimePredictor(self._network, self.device)
+        return RuntimePredictor(self._network, self.device, self._scales_to)
 
 
 class RuntimePredictor(Predictor):
@@ -346,10 +353,13 @@ class RuntimePredictor(Predictor):
     Args:
         network: the exported network.
         device: the CPU.
+        scales_to: see :class:`RuntimeSession`.
     """
 
-    def __init__(self, network: ExportedNetwork, device: DeviceInfo) -> None:
-        self.device, self._network = device, network
+    def __init__(
+        self, network: ExportedNetwork, device: DeviceInfo, scales_to: Optional[InputRange] = None
+    ) -> None:
+        self.device, self._network, self._scales_to = device, network, scales_to
         with self._errors("loaded"):
             record = {**msgspec.to_builtins(network.record), "file": str(network.path.absolute())}
             self._process = RuntimeProcess(record, num_cores())
@@ -374,8 +384,10 @@ class RuntimePredictor(Predictor):
                 f"{images.shape[1]}x{images.shape[2]}",
                 "drop --patch-size, or export the network again for another size",
             )
-        if self._network.takes_pixels:
+        if self._network.takes_pixels or self._scales_to is not None:
             images = in_8_bits(images)
+        if self._scales_to is not None:
+            images = np.asarray(self._scales_to.apply(np.float32(images)))
         batch, shape = record.input.shape[0] or min(_BATCH, len(images)), record.output.shape[1:]
         with self._errors("run"):
             outputs = outputs_of(self._process.run, images, batch, shape)

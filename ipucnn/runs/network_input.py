@@ -53,6 +53,7 @@ def describe_input(
         "patch": None,
         "luma": list(LUMA) if (stored, channels) == (3, 1) else None,
         "repeat_channels": channels // stored,
+        "rounded": takes_pixels or setup.config.eight_bit_transfer,
         **delivered.input_range.describe(),
     }
     if info.patchwise:
@@ -131,6 +132,8 @@ def sentences(described: PlainDict) -> Iterator[str]:
         yield f"grey: {red} red + {green} green + {blue} blue"
     elif described["repeat_channels"] > 1:
         yield f"the grey values {channels} times, as channels"
+    if described["rounded"] and described["dtype"] != "uint8":
+        yield "rounded to whole numbers of 0..255"
     if described["reverse_channels"]:
         yield "channels in the order blue, green, red"
     if described["formula"] is not None:

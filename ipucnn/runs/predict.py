@@ -10,13 +10,14 @@ ipucnn writes this file into every export, and verifies an export with its ``net
 
 import json
 import sys
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 FOLDER = Path(__file__).resolve().parent
 SOFTWARE = "ipucnn"
@@ -32,14 +33,29 @@ def described(name: str) -> Any:
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
+@contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Turns what Pillow raises for a file that it cannot open or decode into :class:`NotRead`."""
+    try:
+        yield
+    except (NotRead, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises nearly any type for such files
+        if getattr(error, "errno", None) is not None:  # no file, or no permission to read it
+            raise
+        reason = "it is in no form that Pillow reads" if isinstance(error, UnidentifiedImageError) else error
+        raise NotRead(f"{path} cannot be decoded: {reason}; save it as PNG of 8 bits") from error
+
+
 def pages_of(path: str) -> np.ndarray:
     """Returns the pages of each image of a file [images, channels]: three where channels lie one behind another.
 
     The descriptions of ImageJ and OME say so, in TIFF; a file of another format has one image.
     """
-    image: Any = Image.open(path)
-    is_tiff = image.format == "TIFF"
-    count, about = (image.n_frames, str(image.tag_v2.get(270, ""))) if is_tiff else (1, "")
+    with decoding(path):
+        image: Any = Image.open(path)
+        is_tiff = image.format == "TIFF"
+        count, about = (image.n_frames, str(image.tag_v2.get(270, ""))) if is_tiff else (1, "")
     order, sizes = "CZT", {"C": 1, "Z": count, "T": 1}
     if about.startswith("ImageJ="):
         keys = dict(line.split("=", 1) for line in about.splitlines() if "=" in line)
@@ -63,7 +79,8 @@ def pages_of(path: str) -> np.ndarray:
 
 def opened(path: str, page: int = 0) -> Any:
     """Returns the upright Pillow image of a file or, for TIFF, one of its images."""
-    planes = [opened_page(path, number) for number in pages_of(path)[page].tolist()]
+    with decoding(path):
+        planes = [opened_page(path, number) for number in pages_of(path)[page].tolist()]
     if len(planes) == 1:
         return planes[0]
     if {plane.mode for plane in planes} != {"L"}:
@@ -105,6 +122,7 @@ def opened_page(path: str, page: int) -> Any:
         is_read = is_read and not (42113 in tags and image.mode.startswith("I"))
     if not is_read:
         raise NotRead(f"{path}: {image.format} of this form is not read; save it as PNG of 8 bits")
+    image.load()
     return ImageOps.exif_transpose(image)
 
 
@@ -175,6 +193,11 @@ def network_input(
         form: the content of ``input.json``; None reads the file beside this script.
     """
     form = form or described("input.json")
+    return in_range(network_pixels(path, row, column, page, form), form)
+
+
+def network_pixels(path: str, row: int, column: int, page: int, form: Dict[str, Any]) -> Any:
+    """Returns the pixels of 0..255 that :func:`in_range` makes the network's input of: [height, width, channels]."""
     (height, width), mode, patch = form["shape"][1:3], form["decode"]["mode"], form["patch"]
     if patch is not None:
         pixels = mirrored_pixels(path, page, mode, (height, width), tuple(patch["margin"]))
@@ -187,6 +210,12 @@ def network_input(
         pixels = (pixels * np.float32(form["luma"])).sum(-1, keepdims=True)
     elif form["repeat_channels"] > 1:
         pixels = np.repeat(pixels, form["repeat_channels"], -1)
+    is_rounded = form.get("rounded") or form["dtype"] == "uint8"  # earlier versions wrote no "rounded"
+    return np.rint(np.clip(pixels, 0, 255)) if is_rounded else pixels
+
+
+def in_range(pixels: Any, form: Dict[str, Any]) -> np.ndarray:
+    """Brings float32 pixels of 0..255 into the network's range and type."""
     if form["reverse_channels"]:
         pixels = pixels[..., ::-1]
     formula = form["formula"]
@@ -195,8 +224,6 @@ def network_input(
     elif form["per_image"]:
         pixels = np.asarray(pixels, float) - np.mean(pixels, dtype=float)
         pixels = pixels / (pixels.std() or 1)
-    elif form["dtype"] == "uint8":
-        pixels = np.rint(np.clip(pixels, 0, 255))
     return np.asarray(pixels, form["dtype"])
 
 

@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 from scipy import special
@@ -67,6 +67,7 @@ class Samples:
         exact: float64: the outputs computed in 64 bits; None if the network cannot be computed so.
         origin: description of the samples, in words.
         files: the image files of the samples; none for patches.
+        pixels: the uint8 pixels that the images were scaled from; None if these are pixels, or were not rounded.
         rounding: what 32 bits round in a network of Keras's layers, see :func:`rounding_of`.
     """
 
@@ -76,6 +77,7 @@ class Samples:
     origin: str
     files: Tuple[bytes, ...] = ()
     rounding: float = 0.0
+    pixels: Optional[np.ndarray] = None
 
 
 def exact_network(model: KerasModel) -> Events[Optional[KerasModel]]:
@@ -97,8 +99,9 @@ def exact_network(model: KerasModel) -> Events[Optional[KerasModel]]:
 def rounding_of(stock: KerasModel, samples: Samples) -> float:
     """The distance of a network of Keras's layers in 32 bits from the 64-bit outputs, relative to their deviation.
 
-    Keras computes a variance as the mean of squares minus the squared mean, which 32 bits round more than the session's
-    formula does.  The result is 0 unless the network in 64 bits gives the 64-bit outputs, and so computes the same.
+    Keras computes a variance as the mean of squares minus the squared mean, and scales an image before it subtracts the
+    mean.  32 bits round this more than the session's formulas.  The result is 0 unless the network in 64 bits gives the
+    64-bit outputs, and so computes the same.
     """
     from ipucnn.models.editing import in_64_bits
 
@@ -137,17 +140,21 @@ def take_samples(
         DataError: its outputs are not finite.
     """
     source, origin, files = trained.source, [], []
-    rows: List[Tuple[np.ndarray, np.ndarray, Any]] = []
+    keeps_pixels = trained.config.eight_bit_transfer and not as_pixels
+    rows: List[Tuple[np.ndarray, np.ndarray, Any, Any]] = []
     for name, examples in (("evaluation", source.eval), ("training", source.train)):
-        left = LEAST_SAMPLES - sum(len(images) for images, _, _ in rows)
+        left = LEAST_SAMPLES - sum(len(row[0]) for row in rows)
         if left <= 0 or not len(examples):
             continue
         taken = 0
-        for images, inputs, is_sample in _batches(trained, examples, as_pixels):
+        for pixels, inputs, is_sample in _batches(trained, examples, as_pixels):
             outputs = np.asarray(predictor.predict([inputs])[0])
-            images, inputs, outputs = (part[is_sample][: left - taken] for part in (images, inputs, outputs))
-            exact = None if double is None else np.asarray(double(inputs.astype(np.float64), training=False))
-            rows.append((images, outputs, exact))
+            pixels, inputs, outputs = (part[is_sample][: left - taken] for part in (pixels, inputs, outputs))
+            images = pixels if as_pixels else inputs
+            # The file scales pixels itself, so what the session's inputs are rounded by counts, too.
+            same = trained.input_range.exact(pixels) if as_pixels else inputs.astype(np.float64)
+            exact = None if double is None else np.asarray(double(same, training=False))
+            rows.append((images, outputs, exact, pixels if keeps_pixels else None))
             taken += len(images)
             if taken == left:
                 break
@@ -159,25 +166,27 @@ def take_samples(
     if probabilities:
         expected = np.float32(special.softmax(expected, axis=-1))
         exact = None if exact is None else special.softmax(exact, axis=-1)
-    return Samples(images, np.float32(expected), exact, " and ".join(origin), tuple(files))
+    whole = np.concatenate([row[3] for row in rows]) if keeps_pixels else None
+    return Samples(images, np.float32(expected), exact, " and ".join(origin), tuple(files), pixels=whole)
 
 
 def _batches(
     trained: Setup, examples: Examples, as_pixels: bool
 ) -> Iterator[Tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields images for the exported network, the session's inputs, and which of them are no padding."""
+    """Yields uint8 pixels, or the inputs again if none are rounded; the session's inputs; and which are no padding."""
     from ipucnn.datasets.pipeline import data_errors
 
+    is_rounded = as_pixels or trained.config.eight_bit_transfer
     setup = replace(trained, source=replace(trained.source, eval=examples))
-    setup = setup.in_range("raw") if as_pixels else setup
+    setup = setup.in_range("raw") if is_rounded else setup
     with data_errors():
         for batch, _, weights in run_setup.evaluation_batches(setup, _BATCH):
-            images, inputs = np.asarray(batch), np.asarray(batch)
-            if as_pixels:
+            pixels = inputs = np.asarray(batch)
+            if is_rounded:
                 # Resizing and the weights of red, green and blue leave fractions.
-                images = in_8_bits(images)
-                inputs = np.asarray(trained.input_range.apply(np.float32(images)))
-            yield images, inputs, np.asarray(weights) > 0
+                pixels = in_8_bits(pixels)
+                inputs = np.asarray(trained.input_range.apply(np.float32(pixels)))
+            yield pixels, inputs, np.asarray(weights) > 0
 
 
 def calibration_images(trained: Setup, as_pixels: bool) -> np.ndarray:
@@ -194,8 +203,8 @@ def calibration_images(trained: Setup, as_pixels: bool) -> np.ndarray:
         )
     spread = np.unique(np.linspace(0, len(examples) - 1, CALIBRATION_IMAGES).astype(int))
     rows = []
-    for images, _, is_sample in _batches(trained, examples.subset(spread), as_pixels):
-        rows.append(images[is_sample])
+    for pixels, inputs, is_sample in _batches(trained, examples.subset(spread), as_pixels):
+        rows.append((pixels if as_pixels else inputs)[is_sample])
         taken += len(rows[-1])
         if taken >= CALIBRATION_IMAGES:
             break
@@ -287,18 +296,30 @@ def check_script(described: PlainDict, samples: Samples) -> Dict[str, int]:
     Raises:
         RuntimeFailed: the script produces other inputs than the session's.
     """
-    inputs, numbers = [], []
+    made, numbers = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(samples.files):
             path = os.path.join(folder, f"{number}.image")
             write_text(Path(path), data)
             with contextlib.suppress(predict.NotRead):
-                inputs.append(predict.network_input(path, form=described))
+                made.append(predict.network_pixels(path, 0, 0, 0, described))
                 numbers.append(number)
-    reason = input_difference(np.stack(inputs), samples.images[numbers]) if inputs else ""
+    counts = {"read": len(made), "not_read": len(samples.files) - len(made)}
+    if not made:
+        return counts
+
+    def scaled(pixels: Iterable[np.ndarray]) -> np.ndarray:
+        return np.stack([predict.in_range(np.float32(image), described) for image in pixels])
+
+    images, whole = samples.images[numbers], samples.pixels
+    pairs = [(scaled(made), images)]
+    if whole is not None:
+        # One grey level that the last digit decides is more than the rounding of scaled inputs.
+        pairs = [(np.uint8(made), whole[numbers]), (scaled(whole[numbers]), images)]
+    reason = next(filter(None, (input_difference(*pair) for pair in pairs)), "")
     if reason:
         raise RuntimeFailed(f"predict.py makes other inputs of image files: {reason}")
-    return {"read": len(inputs), "not_read": len(samples.files) - len(inputs)}
+    return counts
 
 
 def input_difference(made: np.ndarray, images: np.ndarray) -> str:
@@ -394,6 +415,8 @@ def remedy(record: PlainDict, is_rounding: bool = False) -> str:
     if record["opset"] not in (None, DEFAULT_OPSET):
         return f"drop --opset: the default is {DEFAULT_OPSET}"
     if is_rounding:
+        if record.get("input", {}).get("dtype") == "uint8":
+            return "drop --raw-uint8: scaling pixels in the file may round more; if that fails, too, train for longer"
         return "train it for longer: a network that has hardly learned multiplies what 32 bits round"
     other = runtimes.ONNX if record["format"] == runtimes.SAVED_MODEL else runtimes.SAVED_MODEL
     return f"export it in another format, for example --format {other}"
