@@ -171,7 +171,7 @@ BUDGET = {
     "models": (3590, 2780),
     "planning": (5215, 3990),
     "reports": (3900, 3105),
-    "runs": (7364, 5690),
+    "runs": (7375, 5695),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
     "modules at the top": (2610, 2090),
