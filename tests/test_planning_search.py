@@ -87,11 +87,8 @@ def test_best_splits_equal_exhaustive_search(num_stages, schedule, kib, recomput
         if best is not None:
             fixed_s = DEFAULT_CONSTANTS.fixed_s(machine)
             assert best.solution.lower_bound_s + fixed_s == pytest.approx(naive[0], rel=1e-12)
-            # Other splits are only taken if they fill and drain faster.
-            is_best = micro_batch_s(best.prediction, program_settings) == pytest.approx(naive[0], rel=1e-12)
-            assert best.solution.optimal == is_best
-            speed = predict(graph, naive[1], program_settings, machine).images_per_s
-            assert is_best or best.prediction.images_per_s > speed
+            assert micro_batch_s(best.prediction, program_settings) == pytest.approx(naive[0], rel=1e-12)
+            assert best.solution.optimal
             assert best.predicted_fill <= limit
 
 

@@ -83,8 +83,8 @@ def with_updates(
     parameters: np.ndarray,
     update_s: Callable[[float], float],
     below_s: float = np.inf,
-) -> List[Solution]:
-    """Returns the splits that may have the shortest ``tick_s + update_s / count``, the one that has it first.
+) -> Solution:
+    """Returns the split with the shortest ``tick_s + update_s / count``, from the one with the shortest tick.
 
     The update of the weights takes as long as that of the stage with the most parameters, P.  A split that may be the
     best has the shortest tick for some limit of P.  The limit falls below the P of each split that is found, and the
@@ -96,7 +96,8 @@ def with_updates(
         count: the micro-batches of a weight update.
         parameters: (n,) trainable parameters of the items.
         update_s: the seconds of an update whose largest stage has so many parameters; it does not fall.
-        below_s: as for :func:`solve`.
+        below_s: as for :func:`solve`.  Of splits that are no better than such a tick with the shortest update, any may
+            be returned, with a bound below it.
     """
     before: np.ndarray = np.append(0, np.cumsum(parameters))
     runs, stages = before[None, :] - before[:-1, None], len(solution.starts)
@@ -106,14 +107,14 @@ def with_updates(
         bounds = [*split.starts, tables.num_items]
         return max(int(runs[i, j]) for i, j in zip(bounds, bounds[1:]))
 
-    tick, best_s = solution, solution.objective_s + update_s(most(solution)) / count
+    tick, best = solution, solution.starts
+    found_s = solution.objective_s + update_s(most(solution)) / count
     if not solution.optimal:
-        return [Solution(solution.starts, best_s, solution.lower_bound_s + least_s)]
-    found = [(best_s, solution.starts)]
+        return Solution(best, found_s, solution.lower_bound_s + least_s)
+    best_s = min(found_s, below_s + least_s)
     while True:
         # No split below the limit has a shorter tick than this one, so its update has to be shorter than the rest.
-        rest_s = (best_s - tick.objective_s) * count
-        limit = _largest_below(rest_s, update_s, most(tick))
+        limit = _largest_below((best_s - tick.objective_s) * count, update_s, most(tick))
         if limit < before[-1] / stages:
             break
         limited = tables.limited_to(runs <= limit)
@@ -121,9 +122,9 @@ def with_updates(
         if not tick.feasible:
             break
         value_s = tick.objective_s + update_s(most(tick)) / count
-        found.append((value_s, tick.starts))
-        best_s = min(best_s, value_s)
-    return [Solution(starts, value_s, best_s) for value_s, starts in sorted(found)]
+        if value_s < found_s:
+            best, found_s, best_s = tick.starts, value_s, min(value_s, best_s)
+    return Solution(best, found_s, best_s)
 
 
 def _largest_below(seconds: float, of: Callable[[float], float], end: int) -> int:

@@ -100,7 +100,7 @@ class Planner:
         self._tables = lru_cache(maxsize=most)(self._make_tables)
         self._counts = lru_cache(maxsize=None)(partial(RangeCounts, graph, self.starts))
         self._seconds = lru_cache(maxsize=None)(self._item_seconds)
-        self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], List[Solution]] = {}
+        self._solutions: Dict[Tuple[PlannedProgram, float, Optional[int]], Solution] = {}
         self._item_parameters: np.ndarray = np.add.reduceat(
             [layer.num_trainable for layer in graph.layers], self.starts
         )
@@ -188,32 +188,17 @@ class Planner:
             return None
         options = self._options(program, by_stage)
         if len(options) == 1:
-            solutions = self._solve(options[0], memory_limit, max_evaluations, below_s)
-            return self._fastest_of([(options[0], each) for each in solutions], memory_limit)
+            solution = self._solution(options[0], memory_limit, max_evaluations, below_s)
+            return self._solved(options[0], memory_limit, solution)
         tables = self._open_tables(options, memory_limit)
         tick = solve(tables, program.num_stages, program.schedule, below_s=below_s)
-        varied = [
-            (self._with_chosen_proportions(options, tables, each.starts), each)
-            for each in self._with_updates(program, tables, tick, below_s)
-        ]
-        for settings, solution in varied:
-            # No splits with these proportions are faster than the fastest with any.
-            self._solutions.setdefault((settings, memory_limit, None), [solution])
-        return self._fastest_of(varied, memory_limit)
-
-    def _fastest_of(
-        self, solved: Sequence[Tuple[PlannedProgram, Solution]], limit: float
-    ) -> Optional[Candidate]:
-        """Returns the first of some splits, or those that fill and drain faster if that is worth it."""
-        best: Optional[Candidate] = None
-        for settings, solution in solved:
-            splits = self.names(solution.starts)
-            predicted = forecast(self.graph, splits, settings, self.system)
-            if best is None or predicted.predicted_images_per_s > best.prediction.images_per_s * (
-                1 + SAME_SPEED
-            ):
-                best = Candidate(settings, splits, limit, solution, predicted)
-        return best
+        if not tick.feasible:
+            return None
+        solution = self._with_updates(program, tables, tick, below_s)
+        varied = self._with_chosen_proportions(options, tables, solution.starts)
+        # No splits with these proportions are faster than the fastest with any.
+        self._solutions[(varied, memory_limit, None)] = solution
+        return self._solved(varied, memory_limit, solution)
 
     def fastest_program(
         self, choices: Sequence[ProgramVariants], limits: Sequence[float] = LIMITS, images_per_s: float = 0.0
@@ -453,14 +438,6 @@ class Planner:
         max_evaluations: Optional[int] = None,
         below_s: float = np.inf,
     ) -> Solution:
-        """Returns the fastest splits, fill and drain aside; without starts if nothing fits."""
-        return next(
-            iter(self._solve(settings, limit, max_evaluations, below_s)), Solution((), np.inf, np.inf)
-        )
-
-    def _solve(
-        self, settings: PlannedProgram, limit: float, max_evaluations: Optional[int], below_s: float
-    ) -> List[Solution]:
         """Returns ``with_updates`` of ``solve``; results without ``below_s`` are cached."""
         key = (settings, limit, max_evaluations)
         if key in self._solutions and below_s == np.inf:
@@ -469,31 +446,39 @@ class Planner:
         tick = self._ticks.get(of_tick) if below_s == np.inf else None
         if tick is None:
             tick = solve(tables, settings.num_stages, settings.schedule, max_evaluations, below_s)
-        solutions = self._with_updates(settings, tables, tick, below_s)
+        solution = self._with_updates(settings, tables, tick, below_s)
         if below_s == np.inf:
-            self._ticks[of_tick], self._solutions[key] = tick, solutions
-        return solutions
+            self._ticks[of_tick], self._solutions[key] = tick, solution
+        return solution
 
     def _with_updates(
         self, settings: PlannedProgram, tables: StageTables, tick: Solution, below_s: float
-    ) -> List[Solution]:
-        """Returns splits with short weight updates, the shortest first, fill and drain aside; none if nothing fits.
+    ) -> Solution:
+        """Returns the splits with the shortest weight update, fill and drain aside, from those with the shortest tick.
 
         Where the cuts are does not matter to the update of segments on one IPU; of stages that share one, the tick is
         a bound.
         """
         if not tick.feasible:
-            return []
+            return tick
         count = settings.gradient_accumulation_count
         if settings.placement is not Placement.ONE_EACH:
             share_s = self.share_s(tick.starts, settings)
             bound_s = tick.lower_bound_s + min(share_s, self._least_of_an_update_s(settings) / count)
-            return [Solution(tick.starts, tick.objective_s + share_s, bound_s)]
+            return Solution(tick.starts, tick.objective_s + share_s, bound_s)
 
         def of_most(parameters: float) -> float:
             return update_s([parameters] * settings.num_stages, settings, self.system)
 
         return with_updates(tables, tick, settings.schedule, count, self._item_parameters, of_most, below_s)
+
+    def _solved(self, settings: PlannedProgram, limit: float, solution: Solution) -> Optional[Candidate]:
+        """Returns the splits of a solution; None if it has none."""
+        if not solution.feasible:
+            return None
+        splits = self.names(solution.starts)
+        predicted = forecast(self.graph, splits, settings, self.system)
+        return Candidate(settings, splits, limit, solution, predicted)
 
 
 def _of_a_micro_batch(settings: PlannedProgram) -> PlannedProgram:
