@@ -207,11 +207,11 @@ def compare_public() -> int:
         planner = Planner(program.graph, program.system)
         judged = planner.judge(program.splits, program.settings, FITS_BELOW)
         settings = judged.settings
-        tick = planner.micro_batch_s(judged.splits, settings) + FIXED_S
+        time_s = planner.micro_batch_s(judged.splits, settings) + FIXED_S
         best = best_for(planner, judged)
-        best_tick = best.solution.objective_s + FIXED_S
+        best_s = best.solution.objective_s + FIXED_S
         proved = best.solution.optimal
-        faster += tick < best_tick * (1 - 1e-9) or not proved
+        faster += time_s < best_s * (1 - 1e-9) or not proved
         norm = "" if "batch" in _norms(program.graph) else " group norm"
         rows.append(
             (
@@ -220,9 +220,9 @@ def compare_public() -> int:
                 settings.micro_batch_size,
                 settings.precision,
                 f"{settings.num_stages} {settings.schedule}",
-                f"{1e3 * tick:.2f}",
-                f"{1e3 * best_tick:.2f}",
-                f"{tick / best_tick:.3f}",
+                f"{1e3 * time_s:.2f}",
+                f"{1e3 * best_s:.2f}",
+                f"{time_s / best_s:.3f}",
                 f"{judged.predicted_fill:.0%}",
                 f"{best.predicted_fill:.0%}",
                 str(proved).lower(),
@@ -234,7 +234,7 @@ def compare_public() -> int:
         "micro-batch",
         "precision",
         "stages",
-        "tick ms, by hand",
+        "time ms, by hand",
         "best",
         "x best",
         "memory",

@@ -124,7 +124,7 @@ def test_tables_keep_every_column_and_word(run, capsys, monkeypatch, columns):
     print_plan(wide)
     out = capsys.readouterr().out.partition("to train with it")[0]
     assert max(map(len, out.splitlines())) <= (columns or 120)
-    heads = "opens at, layers, MACs, params, forward, backward, stages, tick, best, x best, "
+    heads = "opens at, layers, MACs, params, forward, backward, stages, time, best, x best, "
     heads += "images/s, memory, IPUs, schedule, row, GA, repl., with, prop., "
     heads += f"{long}, with_an_uncommonly_long_name), 65536, 114%, Interleaved, does not fit"
     for text in (*heads.split(", "), "1,234,568"):

@@ -222,6 +222,7 @@ def _check_leading_zeros(written: PlainValue, read: PlainValue, where: str, name
     elif isinstance(written, str) and re.fullmatch("[-+]?0[0-9]+", written) and str(read) != written:
         # Not text, such as a name or a path.
         raise ConfigurationError(
-            f"{where}{name}{shown_value(written)}: begins with 0, so that other readers of YAML take it as octal",
+            f"{where}{name}{shown_value(written)}: has a leading zero; without quotes, other readers of YAML may take "
+            "it as octal",
             f"write it without the 0: {name}{shown_value(int(written))}",
         )

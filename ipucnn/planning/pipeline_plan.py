@@ -149,11 +149,11 @@ class ComparisonRow:
     Attributes:
         name: "params", "equal-layers", "equal-blocks", "preset NAME", a file's name, or a schedule and its origin.
         predicted_fill: the fill of the fullest IPU.
-        predicted_best_s: a tick and its share of the weights' update for the best split within the larger of two memory
-            limits: the plan's (then it is the plan's own split, if the planner chose it), or the need of these splits.
-            For another schedule: those of the plan.
-        ratio: the same of these splits over ``predicted_best_s``; at least 1, because the best split is proved to be
-            the best.
+        predicted_best_tick_s: the tick, with its share of the weights' update, of the best split within the larger of
+            two memory limits: the plan's (then it is the plan's own split, if the planner chose it), or the need of
+            these splits.  For another schedule: those of the plan.
+        ratio: the same of these splits over ``predicted_best_tick_s``; at least 1, because the best split is proved
+            to be the best.
     """
 
     name: str
@@ -162,7 +162,7 @@ class ComparisonRow:
     predicted_images_per_s: float
     predicted_fill: float
     verdict: str
-    predicted_best_s: float
+    predicted_best_tick_s: float
     ratio: float
 
 

@@ -273,7 +273,7 @@ def _comparison_row(name: str, candidate: Candidate, ratio: float, best_s: float
         predicted_images_per_s=candidate.prediction.images_per_s,
         predicted_fill=candidate.predicted_fill,
         verdict=candidate.verdict,
-        predicted_best_s=best_s,
+        predicted_best_tick_s=best_s,
         ratio=ratio,
     )
 

@@ -314,7 +314,7 @@ def comparison_sheet(plan: PipelinePlan) -> TextTable:
     mine = row(name, plan.num_stages, *times, plan.predicted_images_per_s, plan.predicted_fill)
     rows = [(*mine, plan.verdict)]
     for other in plan.comparison:
-        times = other.ratio, other.predicted_best_s
+        times = other.ratio, other.predicted_best_tick_s
         figures = other.predicted_images_per_s, other.predicted_fill
         rows.append((*row(other.name, len(other.splits) + 1, *times, *figures), other.verdict))
     share = ", with its share of the update" if plan.predicted_update_s else ""

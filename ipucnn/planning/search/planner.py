@@ -456,16 +456,17 @@ class Planner:
     ) -> Solution:
         """Returns the splits with the shortest weight update, fill and drain aside, from those with the shortest tick.
 
-        Where the cuts are does not matter to the update of segments on one IPU; of stages that share one, the tick is
-        a bound.
+        Where the cuts are does not matter to the update of segments on one IPU.  Of stages that share some IPUs, both
+        the tick and the share are bounds.
         """
         if not tick.feasible:
             return tick
         count = settings.gradient_accumulation_count
         if settings.placement is not Placement.ONE_EACH:
             share_s = self.share_s(tick.starts, settings)
-            bound_s = tick.lower_bound_s + min(share_s, self._least_of_an_update_s(settings) / count)
-            return Solution(tick.starts, tick.objective_s + share_s, bound_s)
+            if settings.placement is Placement.SHARED:
+                share_s = min(share_s, self._least_of_an_update_s(settings) / count)
+            return Solution(tick.starts, tick.objective_s + share_s, tick.lower_bound_s + share_s)
 
         def of_most(parameters: float) -> float:
             return update_s([parameters] * settings.num_stages, settings, self.system)
