@@ -226,7 +226,7 @@ def test_recorded_figures_and_data_set_belong_to_the_weights(trained, tmp_path):
     assert export.trained_on(keras_weights, replace(named, weights="imagenet")) == "ImageNet"
 
 
-@pytest.mark.slow_cases("keras-options5")
+@pytest.mark.slow_cases("tflite-options2", "keras-options5")
 @pytest.mark.slow_cases("onnx-options0", "saved-model-options4")
 @pytest.mark.parametrize(
     ("form", "options"),

@@ -161,7 +161,7 @@ def test_three_weight_updates_as_on_the_host(norm, batch, accumulate, replicas, 
             assert on_ipus.metrics["accuracy"] == pytest.approx(on_host.metrics["accuracy"], abs=1e-6)
 
 
-@pytest.mark.slow_cases("batch", "group")
+@pytest.mark.slow_cases("pipeline", "batch", "group")
 @pytest.mark.parametrize(
     ("norm", "still", "changes"),
     [

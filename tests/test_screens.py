@@ -192,6 +192,7 @@ def short_folder():
 
 
 @pytest.mark.slow_cases(
+    "damaged",
     "benchmark",
     "configuration",
     "curves",

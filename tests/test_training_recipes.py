@@ -176,6 +176,7 @@ def whole(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_saved_and_evaluated(run, report, tmp_path):
     folder = tmp_path / "run"
     assert run(*TRAIN, *ALL, "--num-epochs", 1, "--run-dir", folder)[0] == 0
