@@ -68,11 +68,14 @@ def test_every_value_has_an_origin(preset_file):
     assert not any("stable-norm" in note for note in resolved.notes(on_ipus=True))
 
 
-def test_one_fold_is_noted_as_a_run_without_folds():
+def test_one_fold_is_noted_as_a_run_without_folds(tmp_path):
     note = "note: no folds: --kfold 1 is one run on the data set's own split"
     for flags, notes in (({"kfold": "1"}, [note]), ({"kfold": "2"}, []), ({}, [])):
         resolved = resolve("train", {"dataset": "digits", **flags}, model="lenet")
         assert [line for line in resolved.notes(on_ipus=False) if "fold" in line] == notes
+    of_run = tmp_path / "config.yml"
+    of_run.write_text("model-name: lenet\ndataset: digits\nkfold: null\n")
+    assert note not in resolve("train", {}, config_path=str(of_run)).notes(on_ipus=False)
 
 
 def test_text_that_begins_with_0_stays():

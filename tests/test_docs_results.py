@@ -89,6 +89,11 @@ FIGURES = [
     ("README.md", r"geometric mean over (\d+) published", lambda: [len(rows("throughput"))]),
     ("README.md", r"such as (\d+) % on 20,000 images", lambda: preset("cifar_resnet8@cifar10")[:1]),
     ("README.md", r"accuracy was ([\d.]+) ± ([\d.]+) %", lambda: preset("efficientnet-b0@digits")[:2]),
+    (
+        "docs/unet.md",
+        r"short preset have ([\d.]+) ± ([\d.]+) after 52 epochs",
+        lambda: [value / 100 for value in preset("unet@isbi2012 in 5 folds")[:2]],
+    ),
 ]
 
 

@@ -149,8 +149,10 @@ def test_splits_with_a_longer_tick_are_slower(num_stages, schedule, recompute, c
         assert tick_s <= planner.tick_below_s(program_settings, prediction.images_per_s)
 
 
-@pytest.mark.parametrize("schedule", ["Grouped", "Sequential"])
-@pytest.mark.parametrize("mapping", [(0, 1, 1, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize(
+    ("schedule", "mapping"),
+    [("Grouped", (0, 1, 1, 0)), ("Sequential", (0, 1, 1, 0)), ("Sequential", (0, 0, 0, 0))],
+)
 def test_the_state_of_one_accumulated_micro_batch_outside_the_chip_keeps_the_proof(schedule, mapping):
     """Its update takes longer than the ticks."""
     machine = replace(system(), remote_bytes_per_s=1e6)
@@ -158,15 +160,15 @@ def test_the_state_of_one_accumulated_micro_batch_outside_the_chip_keeps_the_pro
         BASE, num_stages=4, device_mapping=mapping, schedule=schedule, gradient_accumulation_count=1
     )
     program_settings = replace(program_settings, optimizer_state_offloading=True, optimizer_slots=2)
-    if program_settings.placement is Placement.SEGMENTS and schedule != "Sequential":
-        return
     planner = Planner(GRAPH, machine)
     for splits in [("conv1", "conv2", "conv4"), ("conv2", "conv3", "conv5"), ("relu0", "conv1", "relu1")]:
         (row,) = compare(planner, planner.judge(splits, program_settings, 0.8), {"x": splits})
         assert row.ratio >= 1 - 1e-12
-    best = planner.fastest_splits(program_settings, 0.8)
-    plan = assemble(planner, best, planned=True, build={})
-    assert plan.optimal or program_settings.placement is Placement.SHARED
+    if (
+        program_settings.placement is Placement.SEGMENTS
+    ):  # for stages that share some IPUs there is only a bound
+        best = planner.fastest_splits(program_settings, 0.8)
+        assert assemble(planner, best, planned=True, build={}).optimal
 
 
 def test_stages_that_share_an_ipu_are_judged_with_a_bound():

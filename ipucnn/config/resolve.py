@@ -178,7 +178,7 @@ class Resolved:
                 f"note: {source} does not name these options, so they are Graphcore's public defaults: "
                 + ", ".join(public)
             )
-        if self.origins["kfold"].by_user and self.config.kfold is None:
+        if self.origins["kfold"].is_typed and self.config.kfold is None:
             lines.append("note: no folds: --kfold 1 is one run on the data set's own split")
         idle = OF_16_BITS if self.config.precision == "32.32" else ()
         without_effect = [
@@ -247,7 +247,7 @@ def resolve(
     if preset is not None:
         without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}
         if preset.name.endswith("@folder") and (is_in_memory or given.get("weights") is not None):
-            # The weights were trained on images of the network's size, not on small photographs.
+            # The weights were trained on images of the network's size, not on small photographs; arrays have a size.
             without.add("image_size")
         if command in ("evaluate", "infer", "export") and record.task == "classification":
             # These resolve a network only for weights of Keras, which no preset trained; a run has its configuration.

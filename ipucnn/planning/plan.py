@@ -351,7 +351,7 @@ def assemble(
     prediction, solution = candidate.prediction, candidate.solution
     fixed = DEFAULT_CONSTANTS.fixed_s(system)
     count = settings.gradient_accumulation_count
-    bound, mine = solution.lower_bound_s + fixed, prediction.tick_s + prediction.update_s / count
+    bound, mine = solution.lower_bound_s + fixed, _micro_batch_s(candidate)
     if planned and solution.optimal:
         bound = mine  # the two are sums of the same numbers in another order
     # Given splits may be optimal, too.
