@@ -17,11 +17,12 @@ from support.oracle import (
     integer_program,
     masked,
     naive_fits,
+    naive_tick,
 )
 from support.plans import SCHEDULES
 
 from ipucnn.planning.schedules import Schedule, Ticks
-from ipucnn.planning.search.exact import blocking_ranges, solve, some_split_fits
+from ipucnn.planning.search.exact import blocking_ranges, solve, some_split_fits, with_updates
 from ipucnn.planning.search.tables import StageTables, chosen_options, item_starts, tick_s
 
 # --- instances
@@ -163,6 +164,45 @@ def test_brute_force_finds_nothing_better_where_each_stage_chooses_its_settings(
         for s, (i, j, number) in enumerate(zip(solution.starts, ends, numbers))
     ]
     assert max(memory_bytes) <= tables.capacity_bytes
+
+
+@tries(60, slow=400)
+@given(
+    **INSTANCES,
+    schedule=st.sampled_from(SCHEDULES),
+    per_parameter_s=st.sampled_from([0.0, 0.1, 1.0, 10.0]),
+    count=st.integers(1, 4),
+    below=st.sampled_from([np.inf, 1.001, 0.999]),
+)
+def test_brute_force_finds_nothing_better_with_the_weight_update(
+    seed, n, k, whole, tight, recompute, training, transfer, schedule, per_parameter_s, count, below
+):
+    """With ``below``, only splits are searched for that are faster than so many times the best one."""
+    assume(k <= n)
+    tables = make_tables(seed, n, whole, tight, recompute, training, transfer=transfer)
+    parameters = np.random.default_rng([seed, 1]).integers(0, 9, n)
+
+    def update_s(largest):
+        return 0.5 + per_parameter_s * (largest // 3)  # stages of somewhat different size take the same time
+
+    def value(starts):
+        sizes = [int(parameters[i:j].sum()) for i, j in zip(starts, [*starts[1:], n])]
+        return naive_tick(tables, starts, schedule) + update_s(max(sizes)) / count
+
+    best = min((value(one) for one in all_starts(n, k) if naive_fits(tables, one)), default=None)
+    if best is None:
+        return
+    below_s = below * best - update_s(parameters.sum() / k) / count
+    tick = solve(tables, k, schedule, below_s=below_s)
+    if below < 1 and not tick.feasible:
+        return
+    found = with_updates(tables, tick, schedule, count, parameters, update_s, below_s)
+    assert naive_fits(tables, found.starts)
+    assert found.objective_s == pytest.approx(value(found.starts), rel=1e-12)
+    assert found.lower_bound_s <= best * (1 + 1e-12)
+    if below > 1:
+        assert found.objective_s == pytest.approx(best, rel=1e-12)
+        assert found.optimal
 
 
 @tries(25, slow=150)

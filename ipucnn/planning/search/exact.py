@@ -87,8 +87,8 @@ def with_updates(
     """Returns the split with the shortest ``tick_s + update_s / count``, from the one with the shortest tick.
 
     The update of the weights takes as long as that of the stage with the most parameters, P.  A split that may be the
-    best has the shortest tick for some limit of P.  The limit falls below the P of each split that is found, and the
-    ticks rise.  The search ends if no split within the limit can be better than the best.
+    best has the shortest tick for some limit of P.  Of the splits with a tick, one with a small P is taken; the limit
+    falls below it, and the ticks rise.  The search ends if no split within the limit can be better than the best.
 
     Args:
         tables: the tables of ``solution``, whose stages have an IPU each.
@@ -103,27 +103,27 @@ def with_updates(
     runs, stages = before[None, :] - before[:-1, None], len(solution.starts)
     least_s = update_s(before[-1] / stages) / count
 
-    def most(split: Solution) -> int:
-        bounds = [*split.starts, tables.num_items]
-        return max(int(runs[i, j]) for i, j in zip(bounds, bounds[1:]))
+    def largest(starts: Tuple[int, ...]) -> int:
+        return max(int(runs[i, j]) for i, j in zip(starts, [*starts[1:], tables.num_items]))
 
-    tick, best = solution, solution.starts
-    found_s = solution.objective_s + update_s(most(solution)) / count
     if not solution.optimal:
-        return Solution(best, found_s, solution.lower_bound_s + least_s)
-    best_s = min(found_s, below_s + least_s)
-    while True:
+        value_s = solution.objective_s + update_s(largest(solution.starts)) / count
+        return Solution(solution.starts, value_s, solution.lower_bound_s + least_s)
+    best, found_s, best_s = solution.starts, np.inf, below_s + least_s
+    limited, tick = tables, solution
+    while tick.feasible:
+        starts = tick.starts
+        if schedule != SEQUENTIAL:
+            starts = minmax.lightest(limited, starts, schedule, runs)
+        value_s = tick.objective_s + update_s(largest(starts)) / count
+        if value_s < found_s:
+            best, found_s, best_s = starts, value_s, min(value_s, best_s)
         # No split below the limit has a shorter tick than this one, so its update has to be shorter than the rest.
-        limit = _largest_below((best_s - tick.objective_s) * count, update_s, most(tick))
+        limit = _largest_below((best_s - tick.objective_s) * count, update_s, largest(starts))
         if limit < before[-1] / stages:
             break
         limited = tables.limited_to(runs <= limit)
         tick = solve(limited, stages, schedule, below_s=min(below_s, best_s - least_s))
-        if not tick.feasible:
-            break
-        value_s = tick.objective_s + update_s(most(tick)) / count
-        if value_s < found_s:
-            best, found_s, best_s = tick.starts, value_s, min(value_s, best_s)
     return Solution(best, found_s, best_s)
 
 

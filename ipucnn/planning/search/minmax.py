@@ -240,16 +240,19 @@ def _least(
     swap: bool = False,
     transfer: bool = False,
     both: float = np.inf,
+    weights: Optional[np.ndarray] = None,
 ) -> Optional[Least]:
     """Returns the best split with a <= x, b <= y and cuts <= t; None if there is none.
 
     best[s][j] = min over i of max(best[s - 1][i], b_s[i, j]), over those i, j that the thresholds and the memory allow.
-    With ``transfer``, cut_s[j] takes the place of b_s[i, j], and a sum that of the maximum.
+    With ``transfer``, cut_s[j] takes the place of b_s[i, j], and a sum that of the maximum.  With ``weights``,
+    weights[i, j] takes its place.
 
     Args:
         swap: whether a and b change roles.
         transfer: whether to minimise the sum of cut_s instead of the largest b.
         both: see ``_windows``; splits with a larger x + y may be left out.
+        weights: (n, n + 1) the weight of items i .. j - 1 as a stage, to minimise the largest.
     """
     windows = _windows(loads, x, y, swap, both)
     if windows is None:
@@ -265,6 +268,8 @@ def _least(
         allowed = (a <= x) & fits
         if transfer:
             return np.where(allowed & (b <= y), before + cut_s[ends][:, None], np.inf)
+        if weights is not None:
+            return np.where(allowed & (b <= y), np.maximum(weights[opens, ends[:, None]], before), np.inf)
         return np.where(allowed, np.maximum(b, before), np.inf)
 
     # The places where each stage can open, the best value at each, and the previous stage's opening that gave it.
@@ -292,7 +297,7 @@ def _least(
                 chosen = values.argmin(axis=1)
                 least[part] = values[np.arange(len(chosen)), chosen]
                 source[part] = chosen + low
-        kept = np.isfinite(least) if transfer else least <= min(y, _LARGEST)
+        kept = np.isfinite(least) if transfer or weights is not None else least <= min(y, _LARGEST)
         if not kept.any():
             return None
         places.append(ends[kept])
@@ -442,3 +447,26 @@ def search(
     chosen = _least(loads, x, y, t, transfer=True)
     assert chosen is not None
     return chosen.starts, bound
+
+
+def lightest(
+    tables: StageTables, starts: Tuple[int, ...], schedule: str, weights: np.ndarray
+) -> Tuple[int, ...]:
+    """Returns a split no slower than another one whose heaviest stage weighs the least.
+
+    It is the lightest of those with at most the other's maxima X, Y and T.  One with the same tick and other maxima may
+    be lighter.  Among equally light ones it has the least transfer, and then early cuts.
+
+    Args:
+        starts: a split that fits.
+        schedule: as for :func:`search`.
+        weights: (n, n + 1) the weight of items i .. j - 1 as a stage; it grows with the run.
+    """
+    loads = _Loads(tables, len(starts), schedule)
+    x, y, t = loads.maxima(starts)
+    least = _least(loads, x, y, t, weights=weights)
+    assert least is not None
+    light = _Loads(tables.limited_to(weights <= least.value), len(starts), schedule)
+    chosen = _least(light, x, y, t, transfer=True)
+    assert chosen is not None
+    return chosen.starts
