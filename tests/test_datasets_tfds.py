@@ -104,6 +104,7 @@ def prepared(tmp_path_factory):
     write(path, "mnist")
     write(path, "photos", shape=(None, None, 3), splits=(("train", 20),), encoding="png")
     write(path, "nolabel", labels=False)
+    write(path, "small", shape=(40, 40, 3))
     return path
 
 
@@ -118,6 +119,21 @@ def test_a_default_set_in_a_tfds_directory(prepared, inside):
     stored = {image.tobytes(): label for image, label in zip(source.train.images, source.train.labels)}
     expected = {image_of(n, (28, 28, 1)).tobytes(): n % 3 for n in range(21)}
     assert stored == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "preset", "size"),
+    [
+        ("tfds:mnist:3.0.1", "lenet", "lenet@mnist", "28x28x1"),
+        ("tfds:photos", "efficientnet-b0", "efficientnet-b0@folder", "224x224x3"),
+        ("tfds:small", "efficientnet-b0", "efficientnet-b0@folder", "40x40x3"),
+    ],
+)
+def test_presets_are_those_of_the_set_or_of_files(prepared, succeeds, name, model, preset, size):
+    """Those of files come without their image size: photographs are seen in the size for which a network is made."""
+    few = ("--micro-batch-size", 16, "--gradient-accumulation-count", 1)  # the sets are small
+    _, err = succeeds("train", model, "--dataset", name, "--dataset-path", prepared, "--dry-run", *few)
+    assert f"{model} (preset {preset}), input {size}," in " ".join(err.split())
 
 
 def test_the_order_is_the_same_each_time(prepared):

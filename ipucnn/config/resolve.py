@@ -221,6 +221,8 @@ def resolve(
         DataError: a data set that was requested does not exist.
     """
     from ipucnn.config import presets
+    from ipucnn.datasets.formats import TFDS_PREFIX
+    from ipucnn.datasets.registry import known_as
 
     given = convert_flags(flags)
     _take_model(command, given, model)
@@ -237,17 +239,23 @@ def resolve(
                 raise
     named = _first("dataset", given, in_plan, in_file) if choice is None else choice.like or choice.name
     dataset = named or record.home_dataset
-    # Without data the preset is the network's own.  Arrays and functions get that of files, without its image size.
-    is_in_memory = choice is not None and choice.make is not None
+    # Without data the preset is the network's own.  Arrays, functions and sets that only TFDS knows get that of files,
+    # without its image size.
+    has_a_size = choice is not None and choice.make is not None
     of_files = "imagemasks" if record.task == "segmentation" else "imagefolder"
-    suited = of_files if is_in_memory else named
+    suited = named
+    if named is not None and named.lower().startswith(TFDS_PREFIX):
+        suited = known_as(named)
+        has_a_size = suited is None
+    if has_a_size:
+        suited = of_files
     preset = chosen or presets.find_built_in(
         *presets.candidates(record.name, suited, given.get("ipus_per_replica"), command)
     )
     if preset is not None:
         without = {name for name in OF_VALIDATIONS if command not in BY_NAME[name].commands}
-        if preset.name.endswith("@folder") and (is_in_memory or given.get("weights") is not None):
-            # The weights were trained on images of the network's size, not on small photographs; arrays have a size.
+        if preset.name.endswith("@folder") and (has_a_size or given.get("weights") is not None):
+            # The weights were trained on images of the network's size, not on small photographs.
             without.add("image_size")
         if command in ("evaluate", "infer", "export") and record.task == "classification":
             # These resolve a network only for weights of Keras, which no preset trained; a run has its configuration.
