@@ -124,7 +124,7 @@ def test_a_default_set_in_a_tfds_directory(prepared, inside):
 @pytest.mark.parametrize(
     ("name", "model", "preset", "size"),
     [
-        ("tfds:mnist:3.0.1", "lenet", "lenet@mnist", "32x32x1"),
+        ("tfds:mnist:3.0.1", "efficientnet-b0", "efficientnet-b0@small", "32x32x3"),
         ("tfds:photos", "efficientnet-b0", "efficientnet-b0@folder", "224x224x3"),
         ("tfds:small", "efficientnet-b0", "efficientnet-b0@folder", "40x40x3"),
     ],
