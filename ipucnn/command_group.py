@@ -23,7 +23,7 @@ from ipucnn.config.command import (
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import FALSE_WORDS, TRUE_WORDS
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, UnknownOption, UserError
 from ipucnn.text import shown_value
 
 CONTEXT = {"help_option_names": list(HELP)}
@@ -50,7 +50,7 @@ def user_error(error: ClickError) -> UserError:
             hint = (
                 f"`{path} --help {shown_value(word)}` shows the options about that, `{path} --help-all` all"
             )
-        return ConfigurationError(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
+        return UnknownOption(f"{path}: no option {typed}", suggest(params, error.option_name) or hint)
     if kind == "BadOptionUsage":
         hint = f"`{path} --help {error.option_name.lstrip('-')}` says what it takes"
     return ConfigurationError(f"{path}: {_sentence(error)}", hint)

@@ -62,6 +62,10 @@ class ConfigurationError(UserError):
         self.unused = unused
 
 
+class UnknownOption(ConfigurationError):
+    """A command has no option of that name."""
+
+
 class DataError(UserError):
     """A data set, image, checkpoint or weights file is absent, damaged or of the wrong kind.
 

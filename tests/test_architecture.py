@@ -163,15 +163,15 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2905, 2200),
+    "benchmarking": (2935, 2220),
     "commands": (1470, 885),
-    "config": (3364, 1702),
+    "config": (3366, 1702),
     "datasets": (9490, 7335),
     "diagnosis": (435, 335),
     "models": (3590, 2780),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7375, 5695),
+    "runs": (7401, 5716),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
     "modules at the top": (2610, 2090),

@@ -179,14 +179,23 @@ def test_an_option_for_all_rows_is_left_out_of_those_where_it_has_no_effect():
     assert {note.split(" has no effect in fit")[0] for note in fit_row.notes} == {
         *("left out: --steps-per-execution 1", "left out: --fp-exceptions")
     }
-    shared = "options: --host-generated-data --loss cross_entropy --optimizer adam"
+    shared = "options: --dataset digits --no-shuffle --loss cross_entropy --optimizer adam"
     inference, training = plan(f"{shared}\nrows: [benchmark lenet, benchmark lenet --training]").rows
     assert inference.notes == [
-        "without effect in inference: optimizer, loss; --training measures weight updates"
+        "without effect in inference: shuffle, optimizer, loss; --training measures weight updates"
     ]
     assert training.notes == []
     assert "--steps-per-execution" not in fit_row.command and "--fp-exceptions" not in fit_row.command
     assert all(word in train_row.command for word in session.split()) and train_row.notes == []
+    # One that the command of a row does not have.
+    measured, trained = plan(
+        "options: --dataset digits --min-time 0.3\nrows: [benchmark lenet, train toy_model --num-epochs 2]"
+    ).rows
+    assert "--min-time 0.3" in measured.command and measured.notes == []
+    assert "min-time" not in trained.command and "--dataset digits" in trained.command
+    assert trained.notes == ["left out: train has no option --min-time"]
+    typed = plan("rows: [benchmark lenet, train toy_model]", typed="--min-time 0.3").rows
+    assert [row.notes for row in typed] == [[], trained.notes]
     # Typed beside --suite.
     one, four = plan(SUMS.replace("-reduction-method sum", "-count 2"), typed=NO_SUM.split(" has")[0]).rows
     assert ("sum" in one.command, "sum" in four.command) == (False, True)
@@ -203,6 +212,11 @@ def test_an_option_for_all_rows_is_left_out_of_those_where_it_has_no_effect():
         ),
         # A row's own.
         (SUMS.replace("count 1", "count 1 --gradient-accumulation-reduction-method sum"), "", NO_SUM),
+        (
+            "options: --num-epochs 2\nrows: [benchmark lenet]",
+            "",
+            "s.yml: options: no row has an option --num-epochs",
+        ),
         # It is not left out of the rows that it spoils.
         ("options: --kfold 5\nrows: [train lenet, train toy_model]", "", "--kfold 5: a row is one run"),
         (

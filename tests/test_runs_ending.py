@@ -14,7 +14,7 @@ from support.refusals import Refusal, check_refused
 from support.trained_runs import report_of, rows, train
 
 from ipucnn.config.resolve import resolve
-from ipucnn.runs import recorder as recorders
+from ipucnn.runs.early_end import early_end
 from ipucnn.runs.writer import RunWriter
 from ipucnn.sessions.host.session import HostPredictor
 
@@ -70,6 +70,35 @@ def test_target_ends_the_run_at_the_first_validation_that_reaches_it(lightly, su
         "weight_updates": None,
         "time_to_train_s": None,
     }
+
+
+@pytest.mark.parametrize("option, value, number", [("target-accuracy", 0.01, 0), ("early-stopping", 1, 1)])
+def test_an_end_before_the_checkpoint_is_refused(lightly, run, succeeds, tmp_path, option, value, number):
+    """A run whose configuration has such an end would not be repeated by it."""
+    succeeds(*TRAIN, "--num-epochs", 3, "--learning-rate", "1e-30", "--run-dir", "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines, found = path.read_bytes(), rows(tmp_path / "run", "validation")
+    code, _, err = run("train", "--resume", "--run-dir", "run", f"--{option}", value)
+    accuracy = f"{found[0]['accuracy']:.4f}"
+    reasons = (
+        f"accuracy {accuracy} reached the target of 0.01",
+        f"none of the last 1 validation was better than accuracy {accuracy}",
+    )
+    error = (
+        f"--{option} {value} ends the run after weight update {found[number]['weight_updates']} "
+        f"({reasons[number]}), and run/checkpoints/last.npz has {found[2]['weight_updates']}"
+    )
+    hint = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
+    assert (code, err.splitlines()[-2:]) == (2, [f"error: {error}", f"hint: {hint}"])
+    assert path.read_bytes() == lines
+    _, err = succeeds("train", "--resume", "--run-dir", "run")
+    assert "nothing to continue" in err
+    # A report that is absent is written again, without figures that this process cannot know.
+    (tmp_path / "run" / "report.json").unlink()
+    succeeds("train", "--resume", "--run-dir", "run")
+    measured = report_of(tmp_path / "run")["measured"]
+    assert (measured["images_per_s"], measured["flop_per_s"]) == (None, None)
+    assert "throughput" not in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -146,10 +175,13 @@ def test_end_of_a_run_equals_a_naive_loop(figures, target, patience):
     config = resolve("train", options, model="toy_model").config
     history, ended = ['{"event": "execution", "weight_updates": 1}\n'], None
     for number, figure in enumerate(figures):
-        history.append(json.dumps({"event": "validation", "accuracy": figure}) + "\n")
-        if recorders.reason_to_end(history, config) is not None:
+        row = {"event": "validation", "weight_updates": number, "accuracy": figure}
+        history.append(json.dumps(row) + "\n")
+        if early_end(history, config) is not None:
             ended = number
             break
+    found = early_end(history, config)
+    assert (None if found is None else found.weight_updates) == ended
     expected, best, waited = None, -1.0, 0
     for number, figure in enumerate(figures):
         waited = 0 if figure > best else waited + 1

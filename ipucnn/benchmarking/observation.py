@@ -144,7 +144,7 @@ def _of_run(path: Path, name: str) -> _Report:
         config=config,
         program=report.program,
         device_kind=report.compilation.device.kind,
-        images_per_s=report.measured.images_per_s,
+        images_per_s=report.measured.images_per_s or 0.0,
         input_shape=meta["input_shape"],
         num_classes=meta["num_classes"],
     )

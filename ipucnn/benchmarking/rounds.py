@@ -251,7 +251,8 @@ def _shortfall(rounds: Rounds, limits: Limits) -> str:
         what = f"{len(first):,} executions were measured instead of {limits.min_executions:,}"
     else:
         measured_s = sum(execution.wall_s for execution in first)
-        what = f"{measured_s:.1f} s were measured instead of the {limits.min_time_s:g} s of --min-time"
+        shown_s = math.floor(1000 * measured_s) / 1000  # not rounded up to what was asked for
+        what = f"{shown_s:g} s were measured instead of the {limits.min_time_s:g} s of --min-time"
     return f"{what}, because --max-time {limits.max_time_s:g} s was over"
 
 

@@ -37,7 +37,7 @@ from ipucnn.config.resolve import REPLACES, Resolved
 from ipucnn.config.rules import is_set
 from ipucnn.config.shared_options import CommandOptions
 from ipucnn.config.values import plain_number
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.errors import ConfigurationError, UnknownOption, UserError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.machine import cpu_name, host_memory_bytes, num_cores
 from ipucnn.models.registry import nearest_legal_sizes
@@ -127,6 +127,7 @@ class SuiteCommand:
         name: the name in the suite; "" for a name derived from the command line.
         where: the place in the suite, for messages.
         shared: names of the options that were given for all rows.
+        unknown: flags that were given for all rows, and that its command does not have.
     """
 
     command: str
@@ -135,6 +136,7 @@ class SuiteCommand:
     name: str = ""
     where: str = field(default="MODEL", compare=False)
     shared: FrozenSet[str] = field(default=frozenset(), compare=False)
+    unknown: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def text(self) -> str:
@@ -261,6 +263,9 @@ def parse_suite(text: str, source: str, name: str, parse: Parse) -> Suite:
         where = f"{source}, row {number}"
         with _naming(where):
             rows += (replace(each, name=row_name, where=where) for each in _expanded(line, options, parse))
+    for flag in rows[0].unknown if rows else ():
+        if all(flag in row.unknown for row in rows):
+            raise ConfigurationError(f"{source}: options: no row has an option {flag}", "drop it")
     title, about = str(file.title or ""), " ".join(str(file.about or "").split())
     return Suite(name, tuple(rows), title, about, file.epoch_images)
 
@@ -284,7 +289,8 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Suite
                 "begin with benchmark or train, and the name of a network",
             )
         start = [COMMANDS[words[0]], words[1]]
-        below, above = (given_options(parse([*start, *more]).values()) for more in (options, words[2:]))
+        known, unknown = _known(options, start, parse)
+        below, above = (given_options(parse([*start, *more]).values()) for more in (known, words[2:]))
         for record in matching(words[1]):
             if record.own is not None:
                 raise ConfigurationError(
@@ -292,7 +298,32 @@ def _expanded(line: str, options: Sequence[str], parse: Parse) -> Iterator[Suite
                     f"measure it by itself: ipucnn benchmark {quoted(words[1])}",
                 )
             shared = frozenset(below) - frozenset(above)
-            yield SuiteCommand(words[0], record.name, merged(below, above), shared=shared)
+            yield SuiteCommand(words[0], record.name, merged(below, above), shared=shared, unknown=unknown)
+
+
+def _known(words: Sequence[str], start: Sequence[str], parse: Parse) -> Tuple[List[str], Tuple[str, ...]]:
+    """Divides the words of options for all rows into those of a command, and the flags that only others have."""
+    known: List[str] = []
+    unknown: List[str] = []
+    begins = [k for k, word in enumerate(words) if word.startswith("--") or k == 0]
+    for begin, end in zip(begins, [*begins[1:], len(words)]):
+        option = words[begin:end]
+        try:
+            parse([*start, *option])
+        except UnknownOption:
+            if not any(_has_option(command, start[1], option, parse) for command in COMMANDS.values()):
+                raise
+            unknown.append(option[0].partition("=")[0])
+        else:
+            known += option
+    return known, tuple(unknown)
+
+
+def _has_option(command: str, model: str, option: Sequence[str], parse: Parse) -> bool:
+    with contextlib.suppress(UnknownOption):
+        parse([command, model, *option])
+        return True
+    return False
 
 
 def _split(text: str) -> List[str]:
@@ -319,7 +350,13 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
         if names is None or row.model in names:
             above = {name: value for name, value in typed.items() if row.takes(name)}
             options = {"seed": SEED, **merged(row.options, above)}
-            row = replace(row, options=options, shared=row.shared.union(above))
+            unknown = (f"--{name.replace('_', '-')}" for name in typed if name not in above)
+            row = replace(
+                row,
+                options=options,
+                shared=row.shared.union(above),
+                unknown=tuple(dict.fromkeys([*row.unknown, *unknown])),
+            )
             key = repr((row.command, row.model, row.name, sorted(options.items())))
             equal.setdefault(key, []).append(row)
     rows = [of_key[0] for of_key in equal.values()]
@@ -385,7 +422,8 @@ def _pending(row: SuiteCommand, row_id: str, count: int) -> Tuple[Row, Dict[str,
     with _naming(f"{row.where} ({row_id})"):
         row, resolved, left_out = _with_effect(row)
     size = resolved.config.image_size
-    notes = [f"left out: {error.message}" for error in left_out.values()]
+    notes = [f"left out: {row.command} has no option {flag}" for flag in row.unknown]
+    notes += [f"left out: {error.message}" for error in left_out.values()]
     notes += without_effect(resolved, row.training)
     notes += [f"stands for {count} equal rows"] if count > 1 else []
     notes += differences_of_fit(resolved) if row.command == "fit" else []

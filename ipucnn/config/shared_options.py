@@ -320,11 +320,13 @@ class DataOptions:
         True,
         "Shuffle the training samples in every epoch.",
         synonyms="shuffle-buffer shuffle-buffer-size",
+        updates_only=True,
         effect=Effect.RESULT,
     )
     deterministic: bool = option(
         False,
         "Train on the samples in their stored order in every epoch; this turns shuffle off.",
+        updates_only=True,
         effect=Effect.RESULT,
     )
     pad_dataset: bool = option(

@@ -321,10 +321,9 @@ def _facts(run: RunRecord, evaluation: Optional[Evaluation]) -> PageContent:
         measured, device = report.measured, report.compilation.device
         continued = measured.first_weight_update
         part = f"since weight update {continued:,}" if continued else "from start to end"
-        cards += [
-            ("throughput", f"{units.rate(measured.images_per_s)} images/s", f"on {device.name}"),
-            ("time", units.duration(measured.wall_s), part),
-        ]
+        if measured.images_per_s:
+            cards.append(("throughput", f"{units.rate(measured.images_per_s)} images/s", f"on {device.name}"))
+        cards.append(("time", units.duration(measured.wall_s), part))
     names = ("cpu", "threads", "platform", "tensorflow", "keras", "numpy", "python", "ipucnn")
     return PageContent(
         title=f"{run.config.model_name} on {dataset}",

@@ -343,7 +343,7 @@ def _speed_rows(report: Report) -> List[Tuple[str, str]]:
     """Returns the rows with throughput, memory and times of the process."""
     measured, compiled = report.measured, report.compilation
     rows: List[Tuple[str, str]] = []
-    if measured.images_per_s:
+    if measured.images_per_s and measured.flop_per_s:
         speed, kind = units.rate(measured.images_per_s), compiled.device.kind.upper()
         rows.append(("throughput", f"{speed} images/s steady, measured on {kind}"))
         sharing = measured.sharing

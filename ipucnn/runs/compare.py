@@ -415,5 +415,5 @@ def _final(first: RunRecord, second: RunRecord) -> Dict[str, List[Any]]:
         if any(name in last for last in lasts):
             figures[f"validation {name}"] = [last.get(name) for last in lasts]
     reports = (first.report, second.report)
-    figures["images per second"] = [report and report.measured.images_per_s for report in reports]
+    figures["images per second"] = [(report and report.measured.images_per_s) or None for report in reports]
     return figures

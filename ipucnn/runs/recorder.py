@@ -15,7 +15,6 @@ from typing import (
     Dict,
     Iterator,
     List,
-    Mapping,
     Optional,
     Sequence,
     Tuple,
@@ -35,6 +34,7 @@ from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.context import RunContext
+from ipucnn.runs.early_end import early_end, figure_of, validations_in
 from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
@@ -187,7 +187,8 @@ class Recorder:
         self._saved_at = -1
         self._policy = statistics_policy(context.config, trainer.program)
         self._evaluated_at, self._evaluated = -1, AS_TRAINED
-        self._reason = reason_to_end(state.history, self._config)
+        self._end = early_end(state.history, self._config)
+        self._is_ended_by_others = False
         self._trackers: List[Tracker] = []
         # The end of the first slice of weight updates, after which nothing of training is left to compile.
         self._compiled_at: Optional[float] = None
@@ -214,9 +215,15 @@ class Recorder:
 
     @property
     def _has_target(self) -> bool:
-        """Whether the latest validation reached ``--target-accuracy``."""
-        last, target = self._state.last_validation, self._config.target_accuracy
-        return target is not None and last is not None and last[_figure(last)] >= target
+        """Whether a validation reached ``--target-accuracy``."""
+        return self._end is not None and self._end.option == "target_accuracy"
+
+    @property
+    def _reason(self) -> Optional[str]:
+        """The reason to end early; None if the run goes on."""
+        if self._end is not None:
+            return self._end.reason
+        return "another process of the run ended it" if self._is_ended_by_others else None
 
     @property
     def is_over(self) -> bool:
@@ -342,8 +349,8 @@ class Recorder:
                 "lower the learning rate",
             )
         metrics = {**metrics, "samples": _num_images(metrics["samples"], self._context.source)}
-        figure = metrics[_figure(metrics)]
-        is_best = state.best is None or figure > state.best[_figure(metrics)]
+        figure = metrics[figure_of(metrics)]
+        is_best = state.best is None or figure > state.best[figure_of(metrics)]
         self._record(
             {"event": "validation", "weight_updates": event.weight_updates, **metrics}, {"wall_s": wall_s}
         )
@@ -351,9 +358,8 @@ class Recorder:
         if is_best:
             state.best = metrics
         self._trainer.state.events_done += 1
-        self._reason = reason_to_end(state.history, self._config)
-        if self._session.any_instance(self._reason is not None) and self._reason is None:
-            self._reason = "another process of the run ended it"
+        self._end = early_end(state.history, self._config)
+        self._is_ended_by_others = self._session.any_instance(self._end is not None)
         if self._has_target and self._compiled_at is not None:
             self._time_to_train_s = time.perf_counter() - self._compiled_at
         is_last = self._reason is not None or event.weight_updates == program.num_weight_updates
@@ -417,10 +423,10 @@ class Recorder:
     @property
     def _is_best(self) -> bool:
         """Whether the best validation is that of the last weight update."""
-        rows = [row for row in map(json.loads, self._state.history) if row["event"] == "validation"]
+        rows = validations_in(self._state.history)
         if not rows or rows[-1]["weight_updates"] != self._trainer.state.weight_updates:
             return False
-        figures = [row[_figure(row)] for row in rows]
+        figures = [row[figure_of(row)] for row in rows]
         return int(np.argmax(figures)) == len(figures) - 1
 
     def _save(self, name: str, is_whole: bool = True) -> Path:
@@ -529,7 +535,7 @@ class Recorder:
         """
         context, trainer, timer, info = self._context, self._trainer, self._timer, self._context.info
         program, compilation, first = self._program, trainer.compilation, self._first_weight_update
-        images_per_s = timer.images_per_s
+        images_per_s = timer.images_per_s or None
         trained = program.samples_before(trainer.state.weight_updates)
         return Report(
             model=self._config.model_name,
@@ -551,7 +557,7 @@ class Recorder:
             measured=Measured(
                 images_per_s=images_per_s,
                 # A weight update counts as three forward passes: forward, and both products of the backward pass.
-                flop_per_s=images_per_s * 2 * compilation.macs_per_sample * 3,
+                flop_per_s=images_per_s and images_per_s * 2 * compilation.macs_per_sample * 3,
                 train_s=timer.busy_s,
                 wall_s=time.perf_counter() - timer.started,
                 peak_memory_bytes=peak_memory_bytes(),
@@ -594,7 +600,7 @@ class Recorder:
         return Target(
             accuracy=target,
             reached=self._has_target,
-            weight_updates=self._trainer.state.weight_updates if self._has_target else None,
+            weight_updates=self._end.weight_updates if self._end is not None and self._has_target else None,
             time_to_train_s=self._time_to_train_s if whole else None,
         )
 
@@ -603,41 +609,6 @@ class Recorder:
         first = 0 if self._context.start.target.is_own else self._first_weight_update
         names = checkpoints.written_names(self._program, first, weight_updates)
         return sorted({path.name for path in self._folder.checkpoint_files()}.intersection(names))
-
-
-def _figure(metrics: Mapping[str, float]) -> str:
-    """Returns the name of the figure by which the best validation is chosen."""
-    return "dice" if "dice" in metrics else "accuracy"
-
-
-def reason_to_end(history: Sequence[str], config: RunConfig) -> Optional[str]:
-    """Decides whether a run ends before its last weight update.
-
-    The history alone decides, so that a continued run ends at the same weight update.
-
-    Args:
-        history: lines of ``metrics.jsonl``.
-        config: the configuration of the run.
-
-    Returns:
-        The reason, for the user; None if the run goes on.
-    """
-    target, patience = config.target_accuracy, config.early_stopping
-    if target is None and patience is None:
-        return None
-    rows = [row for row in map(json.loads, history) if row["event"] == "validation"]
-    figures = [float(row[_figure(row)]) for row in rows]
-    if not figures:
-        return None
-    name = _figure(rows[-1])
-    if target is not None and figures[-1] >= target:
-        return f"{name} {figures[-1]:.4f} reached the target of {target:g}"
-    since_best = len(figures) - 1 - int(np.argmax(figures))
-    if patience is not None and since_best >= patience:
-        return (
-            f"none of the last {counted(since_best, 'validation')} was better than {name} {max(figures):.4f}"
-        )
-    return None
 
 
 def _portable(config: RunConfig) -> RunConfig:

@@ -69,13 +69,14 @@ class Measured(msgspec.Struct):
     """What the process that ended the run measured.
 
     Attributes:
+        images_per_s, flop_per_s: None if it timed no weight update.
         sharing: the cost of sharing weight updates; None for one worker.
         first_weight_update: the weight updates that earlier processes did.
         samples: the samples that this process trained.
     """
 
-    images_per_s: Finite
-    flop_per_s: Finite
+    images_per_s: Optional[Finite]
+    flop_per_s: Optional[Finite]
     train_s: Finite
     wall_s: Finite
     peak_memory_bytes: Optional[Natural]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ipucnn.aliases import PlainDict, PlainValue
-from ipucnn.config.options import SPECS, RunConfig
+from ipucnn.config.options import BY_NAME, SPECS, RunConfig
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.config.spec import Effect
 from ipucnn.config.values import path_to_yaml
@@ -33,6 +33,7 @@ from ipucnn.models.registry import (
 )
 from ipucnn.python_files import naming_hint
 from ipucnn.runs.checkpoints import keras_checkpoints, trained_facts
+from ipucnn.runs.early_end import early_end
 from ipucnn.runs.folder import (
     CONFIG,
     FOLDS,
@@ -322,12 +323,16 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
         # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}
     if report is not None and not changed:
-        if config.dataset != saved.dataset:
-            raise ConfigurationError(
-                f"--dataset {shown_value(config.dataset)}: the run in {path} is finished, with "
-                f"{shown_value(saved.dataset)}",
-                "drop it, or give more --num-epochs",
-            )
+        former = RunFolder(path, saved.checkpoint_dir).checkpoints
+        for flag, given, had in (
+            ("--dataset", config.dataset, saved.dataset),
+            ("--checkpoint-dir", folder.checkpoints, former),
+        ):
+            if given != had:
+                raise ConfigurationError(
+                    f"{flag} {shown_value(given)}: the run in {path} is finished, with {shown_value(had)}",
+                    "drop it, or give more --num-epochs",
+                )
         return Finished(merged, target, report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
         raise DataError(
@@ -456,7 +461,7 @@ def check_same_run(
 
     Raises:
         ConfigurationError: it belongs to another run (the error names the first difference), or it has more weight
-            updates than the run.
+            updates than the run, or a validation before its last weight update ends the run.
     """
     is_absent = start.resolved.choice.is_absent
     check_same_network(start.resolved.record, start.checkpoint.meta, str(start.path))
@@ -479,6 +484,14 @@ def check_same_run(
             f"--num-epochs {config.num_epochs} are {counted(program.num_weight_updates, 'weight update')}, and "
             f"{start.path} has {start.weight_updates}",
             f"use --num-epochs {-(-start.weight_updates // program.weight_updates_per_epoch)}, or more",
+        )
+    end = early_end(history_in(start.checkpoint), config) if is_whole(start.checkpoint.meta) else None
+    if end is not None and end.weight_updates < start.weight_updates:
+        flag = f"--{BY_NAME[end.option].key}"
+        raise ConfigurationError(
+            f"{flag} {getattr(config, end.option):g} ends the run after weight update {end.weight_updates} "
+            f"({end.reason}), and {start.path} has {start.weight_updates}",
+            "drop it to continue that run as it was, or drop --resume and give another --run-dir",
         )
 
 
@@ -564,9 +577,14 @@ def restore(checkpoint: Checkpoint, state: TrainState, what: str) -> RunState:
     state.events_done = at["events_done"]
     state.earlier_losses = list(at.get("earlier_losses", ()))
     state.earlier_accuracies = list(at.get("earlier_hits", ()))
-    # Not splitlines, which also splits at separators other than line feeds.
-    history = [line + "\n" for line in run["history"].split("\n")[:-1]]
+    history = history_in(checkpoint)
     return RunState(history, run["best"], run["last_validation"], run.get("notes", ()))
+
+
+def history_in(checkpoint: Checkpoint) -> List[str]:
+    """Returns the lines of ``metrics.jsonl`` up to a checkpoint from which a run can continue."""
+    # Not splitlines, which also splits at separators other than line feeds.
+    return [line + "\n" for line in checkpoint.meta["run"]["history"].split("\n")[:-1]]
 
 
 def resume_command(folder: Path, user_files: Sequence[str]) -> str:
