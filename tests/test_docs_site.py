@@ -110,6 +110,7 @@ def test_external_resources_are_recognised(text, count):
     assert len(fetched(text)) == count
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_other_hosts(site):
     pages = [file for file in site.rglob("*") if file.suffix in (".html", ".css", ".svg", ".js")]
     assert len(pages) > 25

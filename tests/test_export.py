@@ -539,6 +539,7 @@ def test_the_64_bit_network_equals_the_network():
     assert exact.dtype == np.float64 and 0 < np.abs(exact - single).max() <= 1e-5 * exact.std()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 has no group norm")
 def test_the_rounding_of_other_layers_counts_only_if_they_compute_the_same():
     """Keras's group norm subtracts two large numbers for images that are almost constant."""
@@ -686,6 +687,7 @@ def test_an_exported_file_knows_the_set_of_its_training(lightly, succeeds, repor
     assert sizes == [2, 2]
 
 
+@pytest.mark.slow
 @needs("onnx")
 def test_an_export_of_a_run_with_8_bit_transfer_rounds_as_the_run_does(
     lightly, succeeds, report, in_this_process, monkeypatch, run, tmp_path

@@ -103,7 +103,7 @@ def test_only_training_rounds_stochastically_in_a_pipeline(monkeypatch):
     assert rounded_at_random(program, "ON")[0] == every
 
 
-@pytest.mark.slow_cases("16.32-RI-True")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "rounding", "is_averaged"), [("16.32", "RI", True), ("16.16", "ON", False)]
 )

@@ -184,7 +184,7 @@ def of_pairs(tmp_path_factory):
         return train(place / "cv", line), data, other
 
 
-@pytest.mark.slow_cases("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("has_list", [True, False])
 def test_folds_of_other_labels_are_refused(of_pairs, run, has_list):
     """Without folds.json, a finished fold's checkpoint knows its data."""

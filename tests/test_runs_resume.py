@@ -270,6 +270,7 @@ def test_running_statistics_continue_beside_saved_measured_ones(real_training, t
     assert_same(tmp_path / "r", files(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_cuts_within_an_execution_and_a_validation(real_training, uninterrupted, tmp_path, monkeypatch):
     expected = uninterrupted("plain")[0]
     monkeypatch.setattr(host, "SLICE_S", 0.0)  # slices of one weight update

@@ -187,7 +187,8 @@ def test_impossible_patch_sizes_are_refused(size, hint):
     check_patch_size(get_model("unet"), None)
 
 
-@pytest.mark.parametrize("versions", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", [2, 4, 8])
 def test_probabilities_of_test_time_augmentation_are_averaged(trained, versions):
     image = draw(37, 24)
     every = [(flip, turns) for turns in (0, 2, 1, 3) for flip in (False, True)]

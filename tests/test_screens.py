@@ -192,6 +192,7 @@ def short_folder():
 
 
 @pytest.mark.slow_cases(
+    "difference",
     "damaged",
     "benchmark",
     "configuration",
