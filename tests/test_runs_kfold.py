@@ -262,7 +262,7 @@ def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, run):
     code, _, error = run("evaluate", place)
     hint = error.splitlines()[-1]
     assert code == 3
-    assert shlex.split(hint.partition("name a fold: ")[2]) == ["ipucnn", "evaluate", str(place / "fold-1")]
+    assert shlex.split(hint.partition("name a fold in its place: ")[2]) == [str(place / "fold-1")]
 
 
 def test_time_of_a_fold_includes_all_its_processes(whole):

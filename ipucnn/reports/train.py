@@ -483,7 +483,8 @@ def fold_line(row: Fold, num_folds: int, class_names: Sequence[str]) -> str:
         for key, title, text in _metrics(class_names)
         if row.validation and key in row.validation
     )
-    return f"fold {row.fold} of {num_folds}: {figures or 'not validated'}"
+    end = f"; ended early: {row.ended_early}" if row.ended_early else ""
+    return f"fold {row.fold} of {num_folds}: {figures or 'not validated'}{end}"
 
 
 def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_files: Sequence[str]) -> None:
@@ -520,6 +521,12 @@ def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_file
     if trivial and len(trivial) == len(validations):
         mean = sum(trivial) / len(trivial)
         lines.append(f"calling every pixel {class_names[-1]} scores a Dice of {mean:.4f}")
+    early = [str(row.fold) for row in report.folds if row.ended_early]
+    if early:
+        lines.append(
+            f"ended early: fold {', '.join(early)}, where the examples that it holds out were predicted well: figures "
+            "may be too good"
+        )
     if report.missing:
         lines.append(f"not trained: fold {', '.join(map(str, report.missing))}")
     example = report.folds[0].run if report.folds else "fold-1"

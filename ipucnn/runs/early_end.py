@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import Mapping, Optional, Sequence
 
-from ipucnn.aliases import PlainDict
 from ipucnn.config.options import RunConfig
 from ipucnn.text import counted
 
@@ -29,11 +28,6 @@ def figure_of(metrics: Mapping[str, object]) -> str:
     return "dice" if "dice" in metrics else "accuracy"
 
 
-def validations_in(history: Sequence[str]) -> Sequence[PlainDict]:
-    """Returns the rows of validations in the lines of ``metrics.jsonl``."""
-    return [row for row in map(json.loads, history) if row["event"] == "validation"]
-
-
 def early_end(history: Sequence[str], config: RunConfig) -> Optional[EarlyEnd]:
     """Finds the first validation that ends a run.
 
@@ -50,7 +44,9 @@ def early_end(history: Sequence[str], config: RunConfig) -> Optional[EarlyEnd]:
     if target is None and patience is None:
         return None
     best, since_best = float("-inf"), 0
-    for row in validations_in(history):
+    for row in map(json.loads, history):
+        if row["event"] != "validation":
+            continue
         name = figure_of(row)
         figure = float(row[name])
         since_best = 0 if figure > best else since_best + 1

@@ -248,10 +248,9 @@ def check_one_run(path: Path, command: Optional[str] = None) -> None:
         raise DataError(f"run folder {path} is a file", "`ipucnn runs` lists the runs there are")
     folds = [fold for fold in folds_of(path) if is_run(fold)]
     if folds:
-        hint = quoted(folds[0]) if command is None else f"ipucnn {command} {quoted(folds[0])}"
         raise DataError(
             f"{path} is a cross-validation of {counted(len(folds), 'fold')}, each of which is a run",
-            f"name a fold: {hint}",
+            f"name a fold in its place: {quoted(folds[0])}",
         )
     if (path / FOLDS).is_file():
         raise DataError(f"{path} is a cross-validation without a fold", CONTINUE_FOLDS.format(quoted(path)))

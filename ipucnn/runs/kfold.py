@@ -266,19 +266,21 @@ class CrossValidation:
     def _row(self, fold: int, run: TrainingRun) -> Fold:
         report, train_s = run.final_report, 0.0
         assert isinstance(report, Report)
-        path = run.context.folder.path
+        path, updates = run.context.folder.path, run.context.program.num_weight_updates
         if (path / CONFIG).is_file():  # a process that writes nothing may have no run folder
-            train_s = read_run(path).seconds("execution")
+            written = read_run(path)
+            train_s, updates = written.seconds("execution"), written.weight_updates
         return Fold(
             fold=fold,
             run=fold_path(self.root, fold).name,
             train=report.dataset.train,
             evaluation=report.dataset.evaluation,
             held_out=list(run.context.source.held_out),
-            weight_updates=run.context.program.num_weight_updates,
+            weight_updates=updates,
             validation=report.validation,
             best_validation=report.best_validation,
             train_s=train_s or report.measured.train_s,
+            ended_early=report.ended_early,
         )
 
     def _write(self, run: TrainingRun) -> None:

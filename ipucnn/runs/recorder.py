@@ -34,7 +34,7 @@ from ipucnn.machine import operation_threads, peak_memory_bytes
 from ipucnn.runs import checkpoints
 from ipucnn.runs import setup as run_setup
 from ipucnn.runs.context import RunContext
-from ipucnn.runs.early_end import early_end, figure_of, validations_in
+from ipucnn.runs.early_end import early_end, figure_of
 from ipucnn.runs.folder import BEST, LAST, METRICS, TENSORBOARD, TIMINGS
 from ipucnn.runs.mlperf import MlperfLog
 from ipucnn.runs.provenance import changes, environment
@@ -420,15 +420,6 @@ class Recorder:
             names = self._checkpoint_names(self._trainer.state.weight_updates)
             self._folder.clean([name for name in names if name not in (BEST, LAST)][:-keep])
 
-    @property
-    def _is_best(self) -> bool:
-        """Whether the best validation is that of the last weight update."""
-        rows = validations_in(self._state.history)
-        if not rows or rows[-1]["weight_updates"] != self._trainer.state.weight_updates:
-            return False
-        figures = [row[figure_of(row)] for row in rows]
-        return int(np.argmax(figures)) == len(figures) - 1
-
     def _save(self, name: str, is_whole: bool = True) -> Path:
         """Writes a checkpoint; without ``is_whole`` it has only weights, and a run cannot continue from it."""
         context, state, info = self._context, self._trainer.state, self._context.info
@@ -494,9 +485,6 @@ class Recorder:
             yield CheckpointSaved(last)
         if config.training and config.checkpoints:
             self._delete_older()
-            if self._is_best:
-                # One file under both names takes the space of one.
-                self._folder.link_checkpoint(LAST, BEST)
         self.report = self._make_report()
 
     def finish(self) -> Iterator[Event]:

@@ -147,7 +147,12 @@ class CompiledReport(msgspec.Struct):
 
 
 class Fold(msgspec.Struct):
-    """A finished fold: its run folder's name, numbers of samples, the held-out examples, figures and seconds."""
+    """A finished fold: its run folder's name, numbers of samples, the held-out examples, figures and seconds.
+
+    Attributes:
+        weight_updates: the weight updates that it did.
+        ended_early: the reason; None if it did all.
+    """
 
     fold: Natural
     run: str
@@ -158,6 +163,7 @@ class Fold(msgspec.Struct):
     validation: Optional[Scores]
     best_validation: Optional[Scores]
     train_s: Finite
+    ended_early: Optional[str] = None
 
 
 class Folds(msgspec.Struct):

@@ -163,6 +163,9 @@ def ways(refusal: Refusal) -> List[Way]:
     row = re.match(r"(\S+\.yml), row (\d+)(?: \(\S+\))?: ", error)
     if row and not found:
         return _with_row(refusal, words, row[1], int(row[2]) - 1, error[row.end() :])
+    place = re.match(r"name a fold in its place: (\S+)$", hint)
+    if place:
+        return [Way([place[1] if word == error.split()[0] else word for word in words], refusal.files)]
     if hint.startswith("did you mean"):
         return [_with_name(refusal, words, error, hint.split("'")[1])]
     code = _with_code(refusal.files, error, hint)
