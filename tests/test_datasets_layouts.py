@@ -1,5 +1,6 @@
 """Which data set is in a folder: folders as people, systems and tools make them."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from support.refusals import check_raises
 
 from ipucnn.datasets import damaged, sorting
 from ipucnn.datasets.damaged import refuse_damaged
-from ipucnn.datasets.formats import is_image_name, part_named
+from ipucnn.datasets.formats import MASK, SYSTEM, is_image_name, part_named
 from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.runs.images.inputs import file_pages
@@ -467,6 +468,115 @@ def test_images_of_more_than_8_bits_are_counted(tmp_path, skip_damaged):
     assert line in (source if skip_damaged else refuse_damaged(source)).info.warnings
 
 
+def spelt(tmp_path, monkeypatch):
+    """Yields the folder "photos" as a user may type it, from the folder in which each spelling is right."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    photos, work = tmp_path / "photos", tmp_path / "work"
+    for place, name in (
+        (tmp_path, photos),
+        (photos, "."),
+        (tmp_path, "photos"),
+        (tmp_path, "./photos/"),
+        (work, "../photos"),
+        (work, "../link"),
+    ):
+        monkeypatch.chdir(place)
+        yield str(name)
+
+
+def naively_held_out(label, names):
+    """Returns the fifth of a class whose names have the least SHA-256."""
+    keys = {hashlib.sha256(f"{label}/{name}".encode()).digest(): f"{label}/{name}" for name in names}
+    return {keys[key] for key in sorted(keys)[: round(len(keys) / 5)]}
+
+
+def test_files_of_class_folders_have_names_below_the_set_however_it_is_spelt(tmp_path, monkeypatch):
+    photos = draw(tmp_path / "photos", "cat*20", "dog*20", "dog/deep*5", "__MACOSX/cat/0.png")
+    (photos / "dog/0_mask.png").write_bytes((photos / "dog/0.png").read_bytes())
+    (photos / "dog/notes.txt").write_text("x")
+    (photos / "cat/0.png").write_bytes((photos / "dog/1.png").read_bytes())
+    (photos / "cat/x.png").write_bytes(b"x")
+    numbers = [f"{k}.png" for k in range(20)]
+    dogs = [*numbers, *(f"deep/{k}.png" for k in range(5))]
+    held_out = naively_held_out("cat", [*numbers, "x.png"]) | naively_held_out("dog", dogs)
+    for folder in spelt(tmp_path, monkeypatch):
+        info = opened(folder).info
+        evaluation = opened(folder).eval
+        assert {evaluation.name(k) for k in range(len(evaluation))} == held_out, folder
+        unused = {name for one in info.unused for name in one.examples}
+        assert unused == {"__MACOSX", "dog/0_mask.png", "dog/notes.txt"}, folder
+        assert any("(dog/deep)" in warning for warning in info.warnings)
+        found = {one.code: one.examples for one in verified("imagefolder", folder)[2].findings}
+        assert found["unreadable"][0].startswith("cat/x.png: "), (folder, found)
+        (conflict,) = found["conflict"]
+        assert {*re.findall(r"\S+png", conflict)} == {"cat/0.png", "dog/1.png"}, (folder, conflict)
+        assert {*found["passed-over"]} >= {f"dog/0_mask.png: {MASK}", f"__MACOSX: {SYSTEM}"}, (folder, found)
+        left_out = opened(folder, skip_damaged=True).info.left_out
+        assert left_out == ("cat/x.png",)
+
+
+@pytest.mark.parametrize("parts", [(), ("train", "val")])
+def test_images_and_masks_have_names_below_the_set_however_it_is_spelt(tmp_path, monkeypatch, parts):
+    draw_pairs(tmp_path / "photos", *parts)
+    place = "val/" if parts else ""
+    draw(tmp_path / "photos", f"{place}images/7.png")
+    draw(tmp_path / "photos", "loose.png")
+    for folder in spelt(tmp_path, monkeypatch):
+        source = opened(folder, "segmentation", allow_partial=True)
+        assert source.eval.names[-1] == f"{place}images/2.png"
+        unused = {name for one in source.info.unused for name in one.examples}
+        assert unused == {f"{place}images/7.png", "loose.png"}, folder
+        found = {one.code: one.examples for one in verified("imagemasks", folder)[2].findings}
+        assert found["unpaired"] == (f"{place}images/7.png: without a partner",), folder
+        (duplicate,) = [name for name in found["passed-over"] if "loose" in name]
+        assert duplicate.startswith("loose.png: "), folder
+
+
+def test_pairs_in_one_folder_have_names_below_it_however_it_is_spelt(tmp_path, monkeypatch):
+    for k in range(3):
+        draw(tmp_path / "photos", f"{k}.png")
+        put(tmp_path / "photos" / f"{k}_mask.png", np.uint8(255 * np.eye(16)))
+    for folder in spelt(tmp_path, monkeypatch):
+        assert opened(folder, "segmentation").eval.names == ("2.png",), folder
+
+
+def test_a_finding_about_a_set_names_the_whole_path_of_a_file_in_it(tmp_path, monkeypatch):
+    draw_pairs(tmp_path / "photos")
+    for k in range(3):
+        put(tmp_path / f"photos/masks/{k}.png", noise(k, 16, 16, 3))
+    for folder in spelt(tmp_path, monkeypatch):
+        found = {(one.code, one.subset): one.examples for one in verified("imagemasks", folder)[2].findings}
+        assert found["wrong-mode", "eval"][0].startswith("images/2.png: mask masks/2.png has colours")
+        (text,) = found["wrong-mode", None]
+        begin, path = text.split(" has colours")[0].rsplit(" ", 1)
+        assert begin == "masks: mask" and Path(path) == Path(folder, "masks/0.png"), (folder, text)
+
+
+@pytest.mark.parametrize(
+    "values, odd",
+    [
+        ((1, 2), []),
+        ((1, 2, 3), []),
+        ((0, 1, 3), []),
+        ((0, 255), ["images/3.png: mask of 128, 255, not mask of 255"]),
+    ],
+)
+def test_masks_whose_values_are_refused_have_no_findings_of_what_they_would_show(tmp_path, values, odd):
+    for k in range(10):
+        draw(tmp_path, f"images/{k}.png")
+        put(tmp_path / f"masks/{k}.png", np.random.RandomState(k).choice(values, (16, 16)).astype(np.uint8))
+    if odd:
+        put(tmp_path / "masks/3.png", np.uint8([[128, 255]] * 8).repeat(8, axis=1).repeat(2, axis=0))
+    errors, warnings, report = verified("imagemasks", tmp_path, is_drawn=lambda position, total: True)
+    assert (errors, warnings) == ({"mask-values"}, set())
+    found = {one.subset: one.examples for one in report.findings}
+    assert found.pop(None)[0].startswith("masks: have together ")
+    assert [text for examples in found.values() for text in examples] == odd
+    counts = dict(report.subsets[0].classes)
+    assert bool(counts) == bool(odd) and ("foreground" in counts) == bool(odd)
+
+
 @pytest.mark.parametrize("skip_damaged", [False, True])
 def test_transparent_images_are_counted_and_those_that_are_not_seen_are_damaged(tmp_path, skip_damaged):
     draw(tmp_path, "ant*4", "bee*4")
@@ -479,7 +589,7 @@ def test_transparent_images_are_counted_and_those_that_are_not_seen_are_damaged(
     put(tmp_path / "bee/8.png", np.dstack([colours, opacity * 0]))
     assert "unreadable" in verified(tmp_path, ".")[0]
     if skip_damaged:
-        assert opened(tmp_path, skip_damaged=True).info.left_out == (str(tmp_path / "bee/8.png"),)
+        assert opened(tmp_path, skip_damaged=True).info.left_out == ("bee/8.png",)
     else:
         words = "bee/8.png is transparent everywhere: it would be white"
         check_raises(DataError, words, "--skip-damaged", refuse_damaged, opened(tmp_path))
@@ -1008,7 +1118,7 @@ def test_parts_may_lie_inside_the_folders_of_images_and_of_masks(tmp_path):
     message = choose(tmp_path, "segmentation").message
     assert "training on images/training/, evaluation on images/val/" in message
     source = opened(tmp_path, "segmentation")
-    assert (len(source.train), source.eval.names) == (6, ("val/3.png", "val/9.png"))
+    assert (len(source.train), source.eval.names) == (6, ("images/val/3.png", "images/val/9.png"))
     assert not source.info.own_split
     assert [(one.reason, one.count) for one in source.info.unused] == [
         ("beside the folders that are read", 3)

@@ -170,6 +170,40 @@ def test_a_set_that_changed_since_training_is_named(lightly, succeeds, report, t
     check_refused(run, again, unchanged=[tmp_path / "r"])
 
 
+def test_a_set_is_that_of_training_however_its_folder_is_spelt(
+    lightly, succeeds, report, tmp_path, monkeypatch, run
+):
+    """A run of a version that named the images of "." otherwise has another division of unchanged files."""
+    set_folder = tmp_path / "set"
+    write_class_folders(set_folder, {("", name): 10 for name in ("ant", "bee")}, form="BMP", ending="bmp")
+    words = ["toy_model", "--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    names, split = {}, ["--split", "eval", "--format", "csv"]
+    for place, dataset, folder in (
+        (tmp_path, "set", "outside"),
+        (set_folder, "imagefolder", "../inside"),
+        (tmp_path, str(set_folder), "whole"),
+    ):
+        monkeypatch.chdir(place)
+        succeeds("train", *words, "--dataset", dataset, "--run-dir", folder)
+        names[folder] = [line.split(",")[0] for line in succeeds("infer", folder, *split)[0].splitlines()]
+    assert len(names["outside"]) == 5 and all(names["outside"] == names[folder] for folder in names)
+    assert all((set_folder / name).is_file() for name in names["outside"][1:])
+    monkeypatch.chdir(set_folder)
+    of_data = report("evaluate", "../outside", "--dataset", ".")["dataset"]
+    assert (of_data["size"], of_data["stored"]) == (4, 4)
+    more = ["train", "--resume", "--num-epochs", "2", "--run-dir"]
+    succeeds(*more, "../outside", "--dataset", ".")
+    with monkeypatch.context() as patch:
+        patch.setattr("ipucnn.datasets.base.name_in_set", lambda path, folder: path[len(str(folder)) + 1 :])
+        succeeds("train", *words, "--dataset", "imagefolder", "--run-dir", "../older")
+    hint = (
+        "bring its files back if they changed (if not, another version of ipucnn divided the set otherwise)"
+    )
+    check_refused(run, Refusal([*more, "../older"], "is not as it was for", hint))
+    assert any("is not as it was in training" in note for note in report("evaluate", "../older")["notes"])
+    succeeds("train", *words, "--dataset", "imagefolder", "--run-dir", "../new", "--weights", "../older")
+
+
 def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeeds, report, tmp_path):
     classes = {(part, name): 6 for part in ("train", "val") for name in ("a", "b")}
     write_class_folders(tmp_path / "set", classes)
@@ -268,7 +302,8 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     assert (size, stored) == (10, 10)
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "mine", "--format", "csv")
     held_out = {line.split(",")[0] for line in out.splitlines()[1:]}
-    trained = {path.read_bytes() for path in Path("mine").rglob("*.bmp") if str(path) not in held_out}
+    images = Path("mine").rglob("*.bmp")
+    trained = {path.read_bytes() for path in images if str(path.relative_to("mine")) not in held_out}
     shared = sum(path.read_bytes() in trained for path in Path("yours").rglob("*.bmp"))
     assert notes == [
         "all 10 images of imagefolder (yours) are for evaluation",
@@ -303,7 +338,7 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
     names = [line.split(",")[0] for line in out.splitlines()[1:]]
     assert names == [
-        f"yours/{kind}/{k}.bmp" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
+        f"{kind}/{k}.bmp" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
     ]
 
 

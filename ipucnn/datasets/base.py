@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 import numpy as np
 
-from ipucnn.datasets.formats import same_name
+from ipucnn.datasets.formats import name_in_set, same_name
 from ipucnn.datasets.hashing import LIMIT, permutation
 from ipucnn.datasets.limits import LARGEST_FILE_BYTES, MAX_IMAGE_PIXELS, TOO_LARGE, check_memory
 from ipucnn.datasets.problems import Unused
@@ -216,10 +216,12 @@ class FileExamples:
     Attributes:
         paths: one file per example.
         labels: int32 [n] of classes.
+        folder: the folder of the set, below which are the files' names; empty if it has none.
     """
 
     paths: Tuple[str, ...]
     labels: np.ndarray
+    folder: str = ""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -231,8 +233,12 @@ class FileExamples:
     def describe(self, index: int) -> str:
         return f"image {self.paths[index]}"
 
+    def name(self, index: int) -> str:
+        """Returns the name of one image file in the set."""
+        return name_in_set(self.paths[index], self.folder) if self.folder else self.paths[index]
+
     def subset(self, indices: Indices) -> "FileExamples":
-        return FileExamples(tuple(self.paths[i] for i in indices), self.labels[indices])
+        return replace(self, paths=tuple(self.paths[i] for i in indices), labels=self.labels[indices])
 
 
 @dataclass(frozen=True)

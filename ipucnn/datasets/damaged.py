@@ -147,7 +147,7 @@ def _decode(examples: ImageFiles, source: DataSource) -> _Decoded:
                 displayed(page, origin, channels)
                 return remarks_on(file, page)
 
-        name = examples.paths[index] if isinstance(examples, FileExamples) else examples.describe(index)
+        name = examples.name(index) if isinstance(examples, FileExamples) else examples.describe(index)
         return item_or_problem(read, None, name)
 
     results = list(parallel_map(decode, ((index,) for index in range(len(examples))), num_cores()))

@@ -131,6 +131,11 @@ def same_name(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def name_in_set(path: Union[str, Path], folder: Union[str, Path]) -> str:
+    """Returns the name of a file or folder of a set: its path below the set's folder, however that is spelt."""
+    return os.path.relpath(path, folder)
+
+
 def list_folder(folder: Path) -> List["os.DirEntry[str]"]:
     """Returns the entries of a folder in the order of names."""
     # Not filesystem.entries, because scandir knows the kind of most files without a system call for each.
@@ -216,8 +221,17 @@ _ABOUT_CLASSES = re.compile(
 )
 
 
-def passed_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -> Iterator[Problem]:
-    """Yields a problem for each entry of a folder that is not read and has images, or seems to list classes."""
+def passed_beside(
+    folder: Path, read: Collection[Path], subset: Optional[str], location: Path
+) -> Iterator[Problem]:
+    """Yields a problem for each entry of a folder that is not read and has images, or seems to list classes.
+
+    Args:
+        folder: the folder.
+        read: the paths in it that are read.
+        subset: the subset of the problems.
+        location: the folder of the set, below which are the names in problems.
+    """
     for entry in list_folder(folder) if folder.is_dir() else ():
         path = Path(entry.path)
         if path not in read:
@@ -226,7 +240,8 @@ def passed_beside(folder: Path, read: Collection[Path], subset: Optional[str]) -
             if not count and reason != SYSTEM and _ABOUT_CLASSES.fullmatch(entry.name) and path.is_file():
                 count, reason = 1, LIST
             if count:
-                yield Problem("passed-over", subset, printable(entry.name), reason, count=count)
+                name = printable(name_in_set(path, location))
+                yield Problem("passed-over", subset, name, reason, count=count)
 
 
 # -- names of parts -------------------------------------------------------------------------------------------
@@ -1034,7 +1049,7 @@ def _find_pairs(folder: Path, pair_of: PairOf) -> Optional[Found]:
     here = sides(folder)
     inside = _parts_inside(here)
     if inside:
-        names = [f"{images.parent.name}/{images.name}" for images, _ in inside.values()]
+        names = [name_in_set(images, folder) for images, _ in inside.values()]
         choice = f": training on {printable(names[0])}/, evaluation on {printable(names[1])}/"
         return Found("imagemasks", folder, inside, choice)
     if len(here) < 2:

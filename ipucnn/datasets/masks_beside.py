@@ -7,6 +7,7 @@ many.  Each alone says little: classes may be numbered alike, and drawings have 
 import io
 import os
 import re
+from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -120,7 +121,7 @@ def _corresponding(groups: Sequence[_Group]) -> List[Tuple[_Group, _Group]]:
         nearest = sorted(others.values(), key=lambda one: -_common_length(group.folder, one.folder))
         for other in nearest[:_NUM_NEAREST]:
             shared = sum(name in other.files for name in names)
-            least = 0 if group.folder.startswith(other.folder + os.sep) else len(other.files) / 2
+            least = 0 if Path(other.folder) in Path(group.folder).parents else len(other.files) / 2
             if shared >= max(_LEAST, _SHARE * len(names), least) and _may_be_masks(group, other):
                 pairs.append((group, other))
     return pairs

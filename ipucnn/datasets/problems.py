@@ -15,6 +15,7 @@ begins, and with ``--skip-damaged`` all files and records; it also has the hint 
 (``runs/infer.py``).  Of sets of TensorFlow Datasets, whose library reads them, the first damaged sample ends the run.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,8 +75,14 @@ def problem_of(
     """
     reason = error.message
     paths = () if path is None else (printable(str(path)), str(path), shown(path))
-    mention = next((text for text in (place, *paths) if text and text in reason), None)
-    reason = reason if mention is None else reason.partition(mention)[2]
+    # The whole path, and not that of a file below it, or the point of a sentence for the folder ".".
+    mentions = (
+        re.search(rf"(?<![^\s('\"]){re.escape(text)}(?![^\s,:;)'\"])", reason)
+        for text in (place, *paths)
+        if text
+    )
+    mention = next(filter(None, mentions), None)
+    reason = reason if mention is None else reason[mention.end() :]
     return Problem(error.code, subset, name, reason.strip(" :,"), error, path=path)
 
 

@@ -475,6 +475,8 @@ def check_same_run(
         what, kept = f"{start.path} is of another run", "continue with that run's options"
         if differing[0].startswith(_OF_DATA):
             what, kept = f"{info.name} is not as it was for {start.path}", "bring its files back"
+            if info.own_split:
+                kept += " if they changed (if not, another version of ipucnn divided the set otherwise)"
         raise ConfigurationError(
             f"{what}: {differing[0]}",
             f"{kept}; or drop {way}, and begin with its weights: --weights {quoted(start.path)}",

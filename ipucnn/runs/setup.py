@@ -463,7 +463,6 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
     rounds = -(-samples_per_epoch // len(examples))
     indices = [int(split_ticket(ticket, rounds)[2]) for ticket in order.take(count)]
     names = examples.names if isinstance(examples, IN_MEMORY) else ()
-    names = examples.paths if isinstance(examples, FileExamples) else names
     samples: List[TrainingSample] = []
     with data_errors():
         for images, labels, *_ in training_batches(setup, program, 0, batch, (1, 0)).take(-(-count // batch)):
@@ -471,6 +470,7 @@ def training_samples(setup: Setup, program: Program, count: int) -> List[Trainin
                 if len(samples) < count:
                     index = indices[len(samples)]
                     name = names[index] if names else f"{setup.source.info.name}/train/{index}"
+                    name = examples.name(index) if isinstance(examples, FileExamples) else name
                     samples.append(TrainingSample(name, image, label))
     return samples
 

@@ -41,6 +41,7 @@ from ipucnn.datasets.formats import (
     images_below,
     is_image_name,
     list_folder,
+    name_in_set,
     pair_name,
     part_alone,
     part_named,
@@ -135,7 +136,7 @@ class Pair(NamedTuple):
         """Returns the name of one of the two files and its page, from 1: below a folder, or the whole path."""
         page = "" if self.num_pages == 1 else f", page {self.page + 1}"
         if folder is not None:
-            return printable(str(path.relative_to(folder))) + page
+            return printable(name_in_set(path, folder)) + page
         return printable(str(path)) + (f"{page} of {self.num_pages}" if page else "")
 
 
@@ -173,7 +174,7 @@ def pages(
     """
     path = files.image if kind == "image" else files.mask
     origin, hint = f"{kind} {printable(str(path))}", IMAGE_HINT if kind == "image" else MASK_HINT
-    name = printable(str(path.relative_to(folder)))
+    name = printable(name_in_set(path, folder))
     num_read = 0
     try:
         with opened(read_file(str(path)), origin, max_pixels, hint, strict=True) as file:
@@ -337,15 +338,15 @@ def _sides(
             item
             for entry in entries
             if is_image_name(entry.name) and entry.is_file()
-            for item in images_at(entry, entry.name, subset)
+            for item in images_at(entry, _shown(found, Path(entry.path)), subset)
         )
         extra: List[Path] = []
-        for item in items if in_one else images_below(folder, folder.name, subset):
+        for item in items if in_one else images_below(folder, _shown(found, folder), subset):
             if isinstance(item, Problem):
                 yield item
                 continue
             path = Path(item)
-            name = str(path.relative_to(folder).parent / pair_name(path.name))
+            name = name_in_set(path.with_name(pair_name(path.name)), folder)
             channel = _CHANNEL.fullmatch(name) if found.has_channel_numbers and folder == folders[0] else None
             if channel is not None:
                 name = channel[1]
@@ -355,13 +356,13 @@ def _sides(
             side = sides[1] if in_one and without_mask_ending(name) != name else files
             if name in side:
                 text = f"{side[name]} and {path} are both called {printable(name)}"
-                yield problem_of(DataError(text, "keep one of them"), subset, _shown(path, folder), path)
+                yield problem_of(DataError(text, "keep one of them"), subset, _shown(found, path), path)
             side[name] = path
         if extra:
-            yield _several_channels(extra, folder, subset)
+            yield _several_channels(found, extra, folder, subset)
 
 
-def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Problem:
+def _several_channels(found: Found, extra: Sequence[Path], folder: Path, subset: str) -> Problem:
     """Returns the problem of images whose channels lie in several files."""
     outside, first = folder.with_name(f"{folder.name}-channels"), printable(extra[0].name)
     error = DataError(
@@ -370,8 +371,7 @@ def _several_channels(extra: Sequence[Path], folder: Path, subset: str) -> Probl
         f"mkdir {quoted(outside)} && mv {quoted(folder)}/*_000[1-9].* {quoted(outside)}",
         "wrong-mode",
     )
-    name = f"{folder.name}/{first}"
-    return Problem("wrong-mode", subset, name, "a second channel", error, len(extra))
+    return Problem("wrong-mode", subset, _shown(found, extra[0]), "a second channel", error, len(extra))
 
 
 def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[PairFiles, Problem]]:
@@ -398,10 +398,11 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
             text = f"{path.parent} has no {printable(path.name)}"
             hint = PAIR_LAYOUT + (part_alone(found) if subset == "eval" else "")
             error = DataError(text, hint, "missing-file")
-            yield Problem("missing-file", subset, printable(path.name), error=error)
+            yield Problem("missing-file", subset, _shown(found, path), error=error)
         is_whole = all(path.is_dir() or path.is_file() for path in folders)
         if is_whole:
-            yield from guarded(_sides(found, folders, subset, sides), subset, folders[0].name, folders[0])
+            name = _shown(found, folders[0])
+            yield from guarded(_sides(found, folders, subset, sides), subset, name, folders[0])
         if is_whole and found.is_undivided and not found.has_channel_numbers:
             _check_no_named_parts(found, sides)
         known = read | {path for side in sides for path in side.values()}
@@ -409,18 +410,21 @@ def read_pairs(found: Found, allow_partial: bool = False) -> Iterator[Union[Pair
         files, alone = _matched(*sides)
         ends = None if allow_partial and files else _several_error(found, folders, several, bool(files))
         for path in (path for image, masks in several for path in (image, *masks)):
-            name = _shown(path, found.location)
-            yield Problem("several-masks", subset, name, "an image and its several masks", ends)
+            yield Problem(
+                "several-masks", subset, _shown(found, path), "an image and its several masks", ends
+            )
         if is_whole:
-            yield from _without_partner(subset, folders, alone, bool(files), allow_partial)
+            yield from _without_partner(found, subset, folders, alone, bool(files), allow_partial)
         yield from (PairFiles(subset, image, mask) for image, mask in files)
         around = [folder for folder in _around(folders) if folder not in looked_at]
         for beside in around:
-            yield from guarded(passed_beside(beside, known, subset), subset, ".", beside)
+            passed = passed_beside(beside, known, subset, found.location)
+            yield from guarded(passed, subset, _shown(found, beside), beside)
         looked_at.update(around)
     if not found.is_undivided and found.location not in looked_at:
         used = {path.parent for folders in found.parts.values() for path in folders} | read
-        yield from guarded(passed_beside(found.location, used, None), None, ".", found.location)
+        passed = passed_beside(found.location, used, None, found.location)
+        yield from guarded(passed, None, ".", found.location)
 
 
 def _around(folders: Sequence[Path]) -> List[Path]:
@@ -523,7 +527,7 @@ def _several_error(
     if not several:
         return None
     image, masks = several[0]
-    names = [_shown(path, folders[1]) for path in masks]
+    names = [_shown(found, path) for path in masks]
     more = f", and {counted(len(several) - 1, 'more image')} with several" if len(several) > 1 else ""
     text = f"{image} has {len(masks)} masks: {_some(names)}{more}; an image has one"
     hint = f"copy the pairs with the masks of each image joined as one, {MAXIMUM}: {_copied_pairs(found)}"
@@ -533,7 +537,12 @@ def _several_error(
 
 
 def _without_partner(
-    subset: str, folders: Sequence[Path], alone: Tuple[_Files, _Files], has_pairs: bool, allow_partial: bool
+    found: Found,
+    subset: str,
+    folders: Sequence[Path],
+    alone: Tuple[_Files, _Files],
+    has_pairs: bool,
+    allow_partial: bool,
 ) -> Iterator[Problem]:
     """Yields a problem for each file without a partner, with a new name for a mask that is called like an image."""
     similar: Dict[str, Tuple[List[Path], List[Path]]] = {}
@@ -541,34 +550,32 @@ def _without_partner(
         for name, path in files.items():
             similar.setdefault(_NOT_COMPARED.sub("", name.casefold()), ([], []))[side].append(path)
     renames = {
-        mask[0]: f"{_shown(mask[0], folders[1])} to "
-        + _shown(mask[0].with_name(image[0].stem + mask[0].suffix), folders[1])
+        mask[0]: f"{_shown(found, mask[0])} to "
+        + _shown(found, mask[0].with_name(image[0].stem + mask[0].suffix))
         for image, mask in similar.values()
         if len(image) == len(mask) == 1
     }
-    names = [_shown(path, folder) for folder, files in zip(folders, alone) for path in files.values()]
+    names = [_shown(found, path) for files in alone for path in files.values()]
     hint = f"an image and its mask have one name: rename {_some(list(renames.values()))}" if renames else ""
-    text = f"{folders[0].parent} has {counted(len(names), 'file')} without a partner: {_some(names)}"
+    text = f"{found.location} has {counted(len(names), 'file')} without a partner: {_some(names)}"
     error = DataError(
         text,
         (hint or "add the missing image or mask") + "; or leave the files out with --allow-partial",
         "unpaired",
     )
     if not has_pairs:
-        examples = [
-            _shown(path, folder) for folder, files in zip(folders, alone) for path in [*files.values()][:1]
-        ]
+        examples = [_shown(found, path) for files in alone for path in [*files.values()][:1]]
         text = f"no file in {folders[0]} has the name of one in {folders[1]}: for example {' and '.join(examples)}"
         error = NoPairs(text, hint or PAIR_LAYOUT, "unpaired")
-    for folder, files in zip(folders, alone):
+    for files in alone:
         for path in files.values():
             reason = f"rename {renames[path]}" if path in renames else "without a partner"
             raised = None if allow_partial and has_pairs else error
-            yield Problem("unpaired", subset, _shown(path, folder), reason, raised)
+            yield Problem("unpaired", subset, _shown(found, path), reason, raised)
 
 
-def _shown(path: Path, folder: Path) -> str:
-    return printable(str(path.relative_to(folder.parent)))
+def _shown(found: Found, path: Path) -> str:
+    return printable(name_in_set(path, found.location))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -730,7 +737,7 @@ def open_pairs(
             f"the masks of {folder} have one value in all pixels, of {printable(only)}: nothing to learn",
             "mark what is to be found with another value: 0 is the background, 255 or any other the object",
         )
-    names = tuple(pair.shown(pair.image, pair.image.parent.parent) for pair in pairs)
+    names = tuple(pair.shown(pair.image, folder) for pair in pairs)
     examples = MaskedExamples(pixels, labels, sizes, names)
     train, held = examples.subset(slice(None, num_train)), examples.subset(slice(num_train, None))
     values = classes.values

@@ -38,6 +38,7 @@ from ipucnn.datasets.formats import (
     lifted,
     list_folder,
     masks_among,
+    name_in_set,
     part_alone,
     part_named,
     passed_beside,
@@ -95,10 +96,13 @@ def read_folders(found: Found) -> Iterator[Union[ClassFolder, Problem]]:
             )
             yield Problem("missing-subset", subset, reason, error=error)
     for subset, (part,) in found.parts.items():
-        yield from guarded(_part_folders(found, subset, part, names), subset, part.name, part)
+        shown_name = printable(name_in_set(part, found.location))
+        yield from guarded(_part_folders(found, subset, part, names), subset, shown_name, part)
     if not found.is_undivided:
         used = [path for (path,) in found.parts.values()]
-        yield from guarded(passed_beside(found.location, used, None), None, ".", found.location)
+        yield from guarded(
+            passed_beside(found.location, used, None, found.location), None, ".", found.location
+        )
 
 
 def _part_folders(
@@ -108,7 +112,8 @@ def _part_folders(
     is_first, classes = not names, set(subfolders(part))
     class_names = {same_name(path.name) for path in classes}
     for entry in list_folder(part):
-        path, shown_name = Path(entry.path), f"{part.name}/{printable(entry.name)}"
+        path = Path(entry.path)
+        shown_name = printable(name_in_set(path, found.location))
         items = (
             images_below(path, shown_name, subset)
             if path in classes
@@ -126,13 +131,11 @@ def _part_folders(
             continue
         masks = masks_among(paths)
         for mask in sorted(masks):
-            yield Problem(
-                "passed-over", subset, f"{part.name}/{printable(os.path.relpath(mask, part))}", MASK
-            )
+            yield Problem("passed-over", subset, printable(name_in_set(mask, found.location)), MASK)
         paths = [image for image in paths if image not in masks]
         name = same_name(entry.name)
         error = _wrong_class(part, path, names, is_first)
-        if error is None and any(os.sep in image[len(str(path)) + 1 :] for image in paths):
+        if error is None and any(os.path.dirname(image) != str(path) for image in paths):
             error = copy_of_classes(path, class_names)
         if error is not None and paths:
             yield Problem(error.code, subset, shown_name, counted(len(paths), "image"), error)
@@ -200,10 +203,12 @@ def read_classes(
         members = [folder for folder in folders if folder.subset == subset]
         counts = [len(folder.paths) for folder in members]
         labels: np.ndarray = np.repeat([numbers[folder.name] for folder in members], counts).astype(np.int32)
-        parts[subset] = FileExamples(tuple(path for folder in members for path in folder.paths), labels)
+        parts[subset] = FileExamples(
+            tuple(path for folder in members for path in folder.paths), labels, str(found.location)
+        )
     if found.is_undivided:
-        whole, begin = parts["train"], len(str(found.location)) + 1
-        chosen = held_out(whole.labels, [path[begin:] for path in whole.paths], share)
+        whole = parts["train"]
+        chosen = held_out(whole.labels, [*map(whole.name, range(len(whole)))], share)
         return {
             "train": whole.subset(np.flatnonzero(~chosen)),
             "eval": whole.subset(np.flatnonzero(chosen)),
@@ -272,7 +277,7 @@ def deeper_folders(found: Found, paths: Sequence[str]) -> List[str]:
     parts = {part for (part,) in found.parts.values()}
     folders = map(Path, dict.fromkeys(path.rpartition(os.sep)[0] for path in paths))
     return [
-        printable(os.path.relpath(folder, found.location)) for folder in folders if folder.parent not in parts
+        printable(name_in_set(folder, found.location)) for folder in folders if folder.parent not in parts
     ]
 
 

@@ -50,6 +50,7 @@ from ipucnn.datasets.segmentation.masks import (
     unnamed_values,
     void_classes,
 )
+from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.datasets.sources import cifar, idx, imagefolder
 from ipucnn.datasets.sources import records as imagenet
 from ipucnn.datasets.sources.download import REMOTES
@@ -227,25 +228,26 @@ def cifar_samples(survey: Survey, found: Found) -> SamplesBySubset:
 
 
 def imagefolder_samples(survey: Survey, found: Found) -> SamplesBySubset:
-    folder = found.location
     parts, names = imagefolder.read_classes(found, survey.validation_fraction, survey.report)
     survey.class_names = tuple(map(printable, names))
     for pair in written_alike(names):
         survey.find("alike-classes", None, pair)
     for inside in imagefolder.deeper_folders(found, [path for part in parts.values() for path in part.paths]):
         survey.find("inner-folder", None, inside)
-    begin = len(str(folder if not found.is_undivided else folder.parent)) + 1
     return {
-        subset: file_samples(survey, subset, files, partial(_name_of_file, files.paths, begin))
+        subset: file_samples(survey, subset, files, partial(_name_of_file, files))
         for subset, files in parts.items()
     }
 
 
-def _name_of_file(paths: Sequence[str], begin: int, number: int) -> str:
-    return printable(paths[number][begin:])
+def _name_of_file(files: FileExamples, number: int) -> str:
+    return printable(files.name(number))
 
 
 # -- images with masks --------------------------------------------------------------------------------------------
+
+
+_ReadMask = Callable[[np.ndarray, str], Tuple[np.ndarray, List[str]]]
 
 
 def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
@@ -259,27 +261,51 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
     known = MaskClasses(BINARY.names, (0, EVERY_OTHER)) if isinstance(table, Problem) else table
     masks = imagemasks.read_masks(found, files, survey.max_pixels, known)
     stored = dict(readable(masks, lambda problem: None))  # decoding reports those that are chosen
-    classes = known or BINARY
-    if table is None:
+    classes = None if isinstance(table, Problem) else table
+    if table is None and stored:
         of_masks = partial(imagemasks.classes_of_masks, found, stored)
-        named = readable([item_or_problem(of_masks, None, "masks", folder)], survey.report)
-        classes = next(named, BINARY)
-    survey.class_names = tuple(map(printable, classes.names))
-    for name in void_classes(classes):
-        survey.find("void-class", None, printable(name))
-    for values in unnamed_values(classes, table is not None):
-        survey.find("unnamed-classes", None, values)
-    if known is table:
+        classes = next(readable([item_or_problem(of_masks, None, "masks", folder)], survey.report), None)
+    is_refused = classes is None
+    if is_refused and table is None and _has_foreground(stored.values()):
+        classes = BINARY
+    if classes is not None:
+        survey.class_names = tuple(map(printable, classes.names))
+        for name in void_classes(classes):
+            survey.find("void-class", None, printable(name))
+        for values in unnamed_values(classes, table is not None):
+            survey.find("unnamed-classes", None, values)
         for values in other_values(classes, (mask.numbers for mask in stored.values())):
             survey.find("other-values", None, values)
-    if stored:
-        survey.class_colours = imagemasks.colours_of_classes(classes, stored.values())
+        if stored:
+            survey.class_colours = imagemasks.colours_of_classes(classes, stored.values())
+
+    def read(mask: np.ndarray, origin: str) -> Tuple[np.ndarray, List[str]]:
+        """Returns the classes of a mask, and its values of the foreground, of which all masks without a table have one.
+
+        If the masks are refused, no pixel counts of those that do not have 0 and one other value.
+        """
+        values = mask_values(codes(mask, False, origin)) if table is None else ()
+        foreground = [str(value) for value in values if value and classes and classes.any_other]
+        if classes is None or (is_refused and len(foreground) > 1):
+            return np.full(mask.shape[:2], IGNORED, np.int16), foreground
+        return classes.of(mask, origin), foreground
+
     return {
-        subset: _pairs_samples(survey, found, classes, of_part)
+        subset: _pairs_samples(survey, found, read, of_part)
         for subset in (TRAIN, EVAL)
         for of_part in [[one for one in masks if _subset_of(one) == subset]]
         if of_part
     }
+
+
+def _has_foreground(masks: Iterable[Mask]) -> bool:
+    """Returns whether a mask has the value 0 and one other."""
+    for mask in masks:
+        with contextlib.suppress(DataError):  # colours, which reading the mask reports
+            values = mask_values(codes(mask.numbers, False, ""))
+            if len(values) == 2 and not values[0]:
+                return True
+    return False
 
 
 def _subset_of(mask: Union[Tuple[Pair, Mask], Problem]) -> Optional[str]:
@@ -287,7 +313,10 @@ def _subset_of(mask: Union[Tuple[Pair, Mask], Problem]) -> Optional[str]:
 
 
 def _pairs_samples(
-    survey: Survey, found: Found, classes: MaskClasses, masks: Sequence[Union[Tuple[Pair, Mask], Problem]]
+    survey: Survey,
+    found: Found,
+    read: _ReadMask,
+    masks: Sequence[Union[Tuple[Pair, Mask], Problem]],
 ) -> SubsetSamples:
     """Returns pairs of one subset.  The pages of an image file are one group, because it is opened once."""
     folder = found.location
@@ -312,7 +341,7 @@ def _pairs_samples(
                 page
                 if isinstance(page, Problem)
                 else item_or_problem(
-                    partial(_measured_pair, page, chosen[page.pair.page], classes, folder, number in drawn),
+                    partial(_measured_pair, page, chosen[page.pair.page], read, folder, number in drawn),
                     first[0].subset,
                     page.pair.shown(page.pair.image, folder),
                     page.pair.image,
@@ -327,22 +356,20 @@ def _pairs_samples(
     return SubsetSamples(len(masks), names.__getitem__, decode, paths.__getitem__, groups=lambda: groups)
 
 
-def _measured_pair(
-    page: PairPage, stored: Mask, classes: MaskClasses, folder: Path, is_drawn: bool
-) -> Decoded:
+def _measured_pair(page: PairPage, stored: Mask, read: _ReadMask, folder: Path, is_drawn: bool) -> Decoded:
     """Decodes and measures a pair, from the page of its image and its mask.  Raises DataError."""
     values, form = stored
     image = imagemasks.image_pixels(page.page, page.origin, stored)[np.newaxis]
     origin = f"mask {page.pair.shown(page.pair.mask, folder)}"
-    mask = classes.of(values, origin)[np.newaxis]
-    # Without a table, the foreground has the same value in all masks.
-    judged = [str(n) for n in mask_values(codes(values, False, origin)) if n] if classes.any_other else []
+    mask, judged = read(values, origin)
     alike = {
         **stored_as(page.page.form, form),
         "pixels": "grey" if image.shape[3] == 1 else "colour",
         "values": "mask of " + ", ".join(judged[:5]) + ", ..." * (len(judged) > 5) if judged else "",
     }
-    return Decoded(measure(image), mask, image if is_drawn else None, alike, deep=_stretched(page.page))
+    return Decoded(
+        measure(image), mask[np.newaxis], image if is_drawn else None, alike, deep=_stretched(page.page)
+    )
 
 
 # -- TFRecord files -------------------------------------------------------------------------------------------------

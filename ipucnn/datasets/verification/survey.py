@@ -299,7 +299,7 @@ class Survey:
         subset.class_counts += sum(one[:num_classes] for one in counts)
         subset.record(numbers, labels, decoded)
         for k, number in enumerate(numbers):
-            if self.is_drawn(position + k, self._total):
+            if self.is_drawn(position + k, self._total) and (masks is None or self.class_names):
                 assert decoded.images is not None
                 mask = None if masks is None else masks[k]
                 label = self._class_name(labels[k]) if mask is None else self._rarest(counts[k])
@@ -368,6 +368,8 @@ class Survey:
 
     def _rarest(self, counts: np.ndarray) -> str:
         """Returns share and name of the rarest class of a mask."""
+        if not counts.any():
+            return "no pixel that counts"
         rarest = int(counts[: len(self.class_names)].argmin())
         return f"{counts[rarest] / counts.sum():.1%} {self.class_names[rarest]}"
 

@@ -62,7 +62,7 @@ class ImageInput:
     """An image that is not decoded yet.
 
     Attributes:
-        name: the path, or the position in the data set.
+        name: the path of a file, its name in the data set, or the position there.
         read: function that decodes it to uint8 [h, w, channels], or raises DataError.
         truth: its class, if known.
     """
@@ -238,8 +238,10 @@ def images_of_subset(
             read = _reader(partial(examples.images.__getitem__, i), name, info, input_shape, remarks)
             yield ImageInput(name, read, truth)
         else:
-            name = examples.paths[i] if isinstance(examples, FileExamples) else f"{info.name}/{subset}/{i}"
-            read = _reader(partial(examples.encoded, i), name, info, input_shape, remarks)
+            path = name = f"{info.name}/{subset}/{i}"
+            if isinstance(examples, FileExamples):
+                path, name = examples.paths[i], examples.name(i)
+            read = _reader(partial(examples.encoded, i), path, info, input_shape, remarks)
             yield ImageInput(exact(name), read, truth)
 
 
