@@ -168,9 +168,11 @@ def find_function(name: str, example: str) -> OwnFunction:
         raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "fix the file") from None
     # Not only among the names of the code: it may set names by text, such as in globals() or __all__.
     if not re.search(rf"\b{re.escape(function)}\b", data.decode("utf-8", "replace")):
+        defined = [const.co_name for const in code.co_consts if isinstance(const, types.CodeType)]
         raise ConfigurationError(
             f"{shown(path)} has no function {shown_value(function)}",
-            did_you_mean(function, code.co_names) or f"define it: def {example}(...)",
+            did_you_mean(function, [name for name in defined if name.isidentifier()])
+            or f"define it: def {example}(...)",
         )
     sha256 = hashlib.sha256(data).hexdigest()
     return OwnFunction(name, sha256, lambda: getattr(_module(path, code, sha256), function, None), path)

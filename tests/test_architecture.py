@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2935, 2220),
     "commands": (1470, 885),
     "config": (3366, 1702),
-    "datasets": (9490, 7335),
+    "datasets": (9555, 7380),
     "diagnosis": (435, 335),
     "models": (3590, 2780),
     "planning": (5215, 3991),

@@ -8,6 +8,7 @@ from PIL import Image
 from support.data_sets import encode, noise, write_class_folders
 from support.refusals import Refusal, check_raises, check_refused
 
+from ipucnn.datasets.classes import match
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import DataError
@@ -104,6 +105,25 @@ def test_functions_and_records_name_them_too(tmp_path, succeeds):
 def test_images_of_another_type_get_the_conversion_that_fits(images, hint):
     part = images, np.arange(8) % 2
     check_raises(DataError, "wanted uint8 of 0 to 255", hint, opened, (part, part))
+
+
+def test_images_in_an_array_of_objects_are_read_as_the_hint_converts_them():
+    part = IMAGES.astype(object), np.arange(8) % 2
+    check_raises(DataError, "are object", "np.array(images.tolist())", opened, (part, part))
+    images = np.array(part[0].tolist())
+    check_raises(DataError, "are int64", "convert them: np.uint8(images)", opened, ((images, part[1]),) * 2)
+    assert (opened(((np.uint8(images), part[1]),) * 2).train.images[..., 0] == IMAGES).all()
+
+
+def test_labels_of_one_class_invent_no_second_one():
+    part = IMAGES, np.zeros(8, int)
+    info = opened((part, part)).info
+    assert info.class_names == ("0",) and info.warnings == ()
+    # To evaluate a network whose classes have names, images of its first class suffice.
+    assert match(info.class_names, ("cat", "dog"), "arrays", "r", "").labels == (0,)
+    part = IMAGES, np.arange(8) % 3 + 1
+    (line, _) = opened((part, part)).info.warnings
+    assert line.endswith("no images for training in 0")
 
 
 def test_images_of_0_and_1_are_said_to_be_dark():
@@ -212,7 +232,7 @@ def test_other_masks_need_names_for_their_numbers(values, names, error, hint):
             ["ant", "ant"],
             [b"ant", b"bee"],
             [float("nan")] * 2,
-            [IMAGES, IMAGES],
+            [IMAGES],
         ),
     ],
 )

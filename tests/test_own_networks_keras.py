@@ -61,6 +61,33 @@ def test_generators_are_seeded_inside_a_block_alone():
 
 
 @needs_keras_3
+def test_a_network_of_channels_that_no_image_has_is_refused_before_it_is_built(run):
+    images = keras.Input((8, 8, 4))
+    keras.Model(images, layers.Dense(3)(layers.Flatten()(images))).save("four.keras")
+    Path("data.py").write_text(
+        "import numpy as np\n\n\ndef load():\n    part = np.zeros((12, 8, 8, 3), np.uint8), np.arange(12) % 3\n"
+        "    return part, part\n"
+    )
+    words = (
+        "train",
+        "four.keras",
+        "--dataset",
+        "data.py:load",
+        "--learning-rate",
+        "0.1",
+        "--num-epochs",
+        "1",
+    )
+    text, hint = (
+        "images with 3 channels cannot feed a network with 4",
+        "make the network for images of 1 or 3",
+    )
+    for more in (["--dry-run"], []):
+        check_refused(run, Refusal([*words, *more], text, hint))
+    assert not Path("runs").exists()
+
+
+@needs_keras_3
 @pytest.mark.parametrize(
     ("module", "kind"),
     [

@@ -337,9 +337,7 @@ def test_another_set_without_parts_is_evaluated_whole_and_that_of_training_is_no
     assert (size, stored) == (4, 4) and "4 of its 10 images" in note
     out, _ = succeeds("infer", "r", "--split", "eval", "--dataset", "yours", "--format", "csv")
     names = [line.split(",")[0] for line in out.splitlines()[1:]]
-    assert names == [
-        f"{kind}/{k}.bmp" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks
-    ]
+    assert names == [f"{kind}/{k}.bmp" for kind, ks in (("a", (1, 10, 2, 3, 4)), ("b", range(5))) for k in ks]
 
 
 def test_batch_size_does_not_change_the_metrics(trained, run):

@@ -22,6 +22,19 @@ CAFFE_MEAN = (103.939, 116.779, 123.68)
 INPUT_RANGES = ("standard", "unit", "tf", "raw", "caffe", "torch", "image")
 
 
+def check_channels(images: int, network: int) -> None:
+    """Refuses a network whose channels images can't have: grey is repeated, and colour can become grey.
+
+    Raises:
+        ConfigurationError: it takes several channels, and the images have other ones.
+    """
+    if images != network and 1 not in (images, network):
+        raise ConfigurationError(
+            f"images with {images} channels cannot feed a network with {network}",
+            "make the network for images of 1 or 3 channels: no data set has others",
+        )
+
+
 class Scaling(NamedTuple):
     """A range as pixels x factor + offset, with one number for all channels or one per channel."""
 

@@ -9,24 +9,20 @@ from typing import Optional, Tuple
 import tensorflow as tf
 
 from ipucnn.aliases import Tensor
-from ipucnn.datasets.pixels import LUMA, InputRange
+from ipucnn.datasets.pixels import LUMA, InputRange, check_channels
 from ipucnn.errors import ConfigurationError
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
     """Converts float32 [b, h, w, c] to ``channels`` channels: repeats grey, or weights colour by LUMA."""
     present = images.shape[-1]
+    check_channels(present, channels)
     if present == channels:
         return images
     if present == 1:
         return tf.repeat(images, channels, axis=-1)
-    if present == 3 and channels == 1:
-        red, green, blue = tf.split(images, 3, axis=-1)
-        return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
-    raise ConfigurationError(
-        f"images with {present} channels cannot feed a network with {channels}",
-        "choose a data set with 1 or 3 channels",
-    )
+    red, green, blue = tf.split(images, 3, axis=-1)
+    return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
 
 
 def resize(images: Tensor, height: int, width: int) -> Tensor:

@@ -216,9 +216,19 @@ def _augmentation_notes(setup: Setup) -> List[str]:
 
 
 def _check_classes(setup: Setup) -> None:
-    """Refuses a data set of one class, which every network tells at once."""
-    info, found = setup.source.info, setup.resolved.choice.found
+    """Refuses a data set of one class, or whose training labels are one, which every network tells at once."""
+    info, found, labels = setup.source.info, setup.resolved.choice.found, setup.source.train.labels
     if info.num_classes > 1:
+        # A limit may leave one class of several, and labels of absent files are not known.
+        is_whole = (
+            setup.config.limit_train is None and not setup.resolved.choice.is_absent and len(labels) > 1
+        )
+        if is_whole and labels.min() == labels.max():
+            name = printable(info.class_names[int(labels.min())])
+            raise DataError(
+                f"all training labels of {info.name} are {name}: there is nothing to learn",
+                f"give {'masks' if info.task == 'segmentation' else 'images'} of two or more classes",
+            )
         return
     hint = "give images of two or more classes"
     folders = [path for (part, *_) in found.parts.values() for path in subfolders(part)] if found else []

@@ -16,7 +16,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.config.resolve import Resolved
 from ipucnn.datasets.base import IN_MEMORY, DataSource, FileExamples, MaskedExamples
 from ipucnn.datasets.limits import check_memory
-from ipucnn.datasets.pixels import InputRange, in_8_bits
+from ipucnn.datasets.pixels import InputRange, check_channels, in_8_bits
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError
 from ipucnn.models.preprocessing import ImageScaling
 from ipucnn.models.registry import ModelRecord
@@ -322,6 +322,7 @@ def prepare(
                 f"take {kinds[1]} images, or train on {kinds[0]} ones",
             )
         shape = (*shape[:2], channels)
+    check_channels(source.info.image_shape[2], shape[2])
     validate_input_shape(record, shape)
     outputs = output_shape(record, shape) if record.task == "segmentation" else None
     if source.info.patchwise and outputs is not None:

@@ -71,6 +71,8 @@ def keep(given: object, is_evaluated: bool, share: float = HELD_OUT_SHARE) -> st
             )
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in (train, evaluation)):
         is_listed = isinstance(train, (tuple, list)) and len(train) and hasattr(train[0], "shape")
+        if is_listed:
+            _check_one_size(train, "dataset=: the images")
         hint = "make arrays of lists: dataset=(np.stack(images), np.array(labels))"
         raise DataError("dataset= has no two pairs of arrays", hint if is_listed else _ARRAYS_HINT)
     dataset_parts = (train, evaluation, *names)
@@ -173,8 +175,11 @@ def source_of(made: object, name: str, location: str) -> DataSource:
     default_names: Sequence[object] = ()
     if is_masks and (not is_named or _length(made[2]) == 2):
         train, evaluation, default_names = _classes_of_masks(train, evaluation, is_named, location)
+    if is_named and _is_pair(made[2]):
+        hint = "give two of them, or join two: (train_images, train_labels), (eval_images, eval_labels)"
+        raise DataError(f"{location}: there are three pairs of images and labels, wanted two", hint)
     most = max(int(train.labels.max()), int(evaluation.labels.max()))
-    given = made[2] if is_named else default_names or range(max(most + 1, 2))
+    given = made[2] if is_named else default_names or range(most + 1)
     names: List[str] = []
     with contextlib.suppress(TypeError):  # not iterable
         # The order of a set is arbitrary, and a dictionary's need not be that of the labels.
@@ -229,6 +234,27 @@ def _class_name(name: object) -> str:
     """Returns a text or a whole number as text; "" for everything else, which is no name."""
     is_number = isinstance(name, (int, np.integer)) and not isinstance(name, bool)
     return str(name) if is_number or isinstance(name, str) else ""
+
+
+def _is_pair(given: object) -> bool:
+    """Returns whether something is a pair of arrays or lists, and no names of two classes."""
+    return isinstance(given, (tuple, list)) and len(given) == 2 and all(np.ndim(part) for part in given)
+
+
+def _check_one_size(images: object, what: str) -> None:
+    """Refuses a list of images of different sizes, and an array of such images.
+
+    Raises:
+        DataError: two of them have different sizes.
+    """
+    if isinstance(images, (tuple, list)) or (isinstance(images, np.ndarray) and images.dtype == object):
+        sizes = list(dict.fromkeys(np.shape(image) for image in images))
+        if len(sizes) > 1:
+            raise DataError(
+                f"{what} have different sizes, such as {sizes[0]} and {sizes[1]}",
+                "make all images one size, or save them as files in class folders, where they may have any: "
+                "docs/own-images.md",
+            )
 
 
 def _length(names: object) -> int:
@@ -294,7 +320,11 @@ def _conversion(images: np.ndarray) -> str:
         return f"bring their numbers, from {least:.3g} to {most:.3g}, to 0..255, and convert them: np.uint8(images)"
     if dtype.kind == "b":
         return "convert them: 255 * np.uint8(images)"
-    if dtype.kind not in "iu" or images.min() < 0:
+    if dtype.kind == "O":
+        return "make one array of numbers: np.array(images.tolist())"
+    if dtype.kind not in "iu":
+        return "give the pixels of images as numbers of 0 to 255: np.uint8"
+    if images.min() < 0:
         return "bring their numbers to 0..255, and convert them: np.uint8(images)"
     bits = int(images.max()).bit_length()
     if bits <= 8:
@@ -310,6 +340,7 @@ def _plain_arrays(part: Iterable[object], what: str) -> Tuple[np.ndarray, np.nda
         TypeError, ValueError: ``part`` is no pair of arrays.
     """
     images, labels = part
+    _check_one_size(images, f"{what}: the images")
     arrays = np.asarray(images), np.asarray(labels)
     if np.ma.is_masked(images):
         raise DataError(f"{what}: the images have masked values", "give them a value: images.filled(0)")
