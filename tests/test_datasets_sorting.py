@@ -713,6 +713,19 @@ DRAWN = {
 }
 
 
+@pytest.mark.parametrize("begin", ["", "./", "set/"])
+def test_a_folder_among_images_has_masks_of_a_few_of_them_however_paths_begin(begin):
+    """Among ten images, three of which have masks: in a folder beside them, that would be too few."""
+    images = [f"{begin}{k}.png" for k in range(10)]
+    masks = [f"{begin}masks/{k}.png" for k in range(3)]
+    Path(begin, "masks").mkdir(parents=True, exist_ok=True)
+    for path in images:
+        Image.fromarray(RNG.randint(0, 256, (64, 64, 3)).astype(np.uint8)).save(path)
+    for path in masks:
+        Image.fromarray(np.uint8(255 * np.eye(64))).save(path)
+    assert masks_by_content([*images, *masks]) == dict(zip(masks, images))
+
+
 @pytest.mark.parametrize("kind", DRAWN)
 def test_masks_are_drawings_of_few_values(kind):
     draw, ending, is_mask = DRAWN[kind]

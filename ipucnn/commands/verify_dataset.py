@@ -90,7 +90,7 @@ def verify_dataset(options: VerifyDataset) -> None:
         if sheet.num_undrawn:
             note(f"{counted(sheet.num_undrawn, 'sample')} chosen for the sheet could not be drawn")
     elif sheet_to is not None:
-        note("no contact sheet: no sample could be read")
+        note("no contact sheet: no sample could be drawn")
     if verification.num_errors:
         raise DataError(
             f"{verification.dataset}: {counted(verification.num_errors, 'error')} in the data",
