@@ -130,7 +130,7 @@ def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
 @pytest.mark.slow
 def test_own_layers_are_seeded_and_reported():
     record, model = built(MIXING)
-    assert "centre (Centre)" in record.own.notes[0] and "one by one" in record.own.notes[0]
+    assert "centre (Centre)" in record.own.notes[-1] and "one by one" in record.own.notes[-1]
     assert np.array_equal(*(weights_of(one)["centre/scale"] for one in (model, built(MIXING)[1])))
     data = record.own.to_data()
     assert [layer[2] for layer in data["layers"] if layer[0] == "centre"] == [None]

@@ -9,7 +9,7 @@ import pytest
 from light_training import train_lightly
 from support.data_sets import write_class_folders
 from support.own_networks import TRAIN, built, network, weights_of, write
-from support.refusals import Refusal, check_refused
+from support.refusals import Refusal, check_raises, check_refused
 from tensorflow import keras
 
 from ipucnn.compat import KERAS_3
@@ -228,6 +228,34 @@ def test_what_would_become_another_network_is_refused(case):
 def test_complete_layers_and_gates_of_sigmoid_are_accepted():
     built(network("x = Described(3.0)(Convolution(2, 3, kernel_regularizer='l2')(images))", imports=OWN))
     built(ended("layers.Multiply()([a, layers.Dense(num_classes)(b)])", "sigmoid"))
+
+
+MADE_AGAIN = """
+class Mine(layers.Layer):
+    def __init__(self, units{parameter}):
+        super().__init__({argument})
+        self.units, self.inside = units, layers.Dense(units)
+    def call(self, x): return self.inside(x)
+{method}
+
+def build"""
+CONFIG = "    def get_config(self): return {{**super().get_config(), {}}}"
+
+
+@pytest.mark.parametrize("parameter", ["", ", **kwargs"])
+@pytest.mark.parametrize(
+    "method", ["", CONFIG.format(""), CONFIG.format("'units': self.units")], ids=["none", "part", "all"]
+)
+def test_layers_that_cannot_be_made_again_get_the_hint_to_describe_them(parameter, method):
+    text = network("x = Mine(4)(images)").replace(
+        "\n\ndef build",
+        MADE_AGAIN.format(parameter=parameter, argument=parameter[2:], method=method),
+    )
+    if parameter and (method.count("units") or (KERAS_3 and not method)):  # Keras 3 writes its own then
+        built(text)
+        return
+    error = check_raises(ConfigurationError, "Mine", "__init__", built, text)
+    assert "**kwargs" in error.hint and "get_config" in error.hint and "size" not in str(error)
 
 
 def test_layers_are_frozen_as_keras_freezes_them():

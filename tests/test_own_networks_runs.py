@@ -13,12 +13,24 @@ import yaml
 from PIL import Image
 from poplar_double import installed
 from support.data_sets import write_class_folders
-from support.own_networks import MIXING, NESTED, OWN_DATA, RESIDUAL, TRAIN, assert_equal, last, network, write
+from support.own_networks import (
+    CLASSES,
+    MIXING,
+    NESTED,
+    OWN_DATA,
+    RESIDUAL,
+    TRAIN,
+    assert_equal,
+    last,
+    network,
+    write,
+)
 from support.refusals import Refusal, check_raises, check_refused
 from support.workers import assert_same, launch, needs_mpi
 from tensorflow import keras
 
 import ipucnn
+from ipucnn.benchmarking.keras_fit import fit
 from ipucnn.compat import KERAS_3
 from ipucnn.config.resolve import resolve
 from ipucnn.errors import ConfigurationError
@@ -227,6 +239,33 @@ def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, su
     assert "weights, an estimate: centre" in " ".join(err.split())
     program = json.loads(Path("planned/program.json").read_text())
     assert len(program["pipeline_splits"]) == 1
+
+
+ESTIMATE = "net.py:build: its number of MACs is an estimate: "
+
+
+def test_commands_that_show_estimated_macs_say_so(lightly, succeeds):
+    name = write(MIXING)
+    _, err = succeeds("train", name, *SHORT, "--run-dir", "run", columns=4000)
+    assert f"note: {ESTIMATE}" in err and "of the output (centre)" in err
+    notes = json.loads(Path("run/report.json").read_text())["notes"]
+    assert [note for note in notes if ESTIMATE in note]
+    summary = ("models", name, "--summary", "--dataset", "digits")
+    out, err = succeeds(*summary, columns=4000)
+    assert f"note: {ESTIMATE}" in err and "MACs per image" in out
+    # The weights of these are counted as those of the classes that they extend, or there are none.
+    write(CLASSES)
+    assert ESTIMATE not in succeeds(*summary, columns=4000)[1]
+
+
+@pytest.mark.slow
+def test_benchmarks_and_fit_say_that_macs_are_estimated(short_benchmarks, report):
+    size = {"dataset": "digits", "micro_batch_size": 8, "num_epochs": 2, "limit_train": 64}
+    flags = ("--dataset", "digits", "--micro-batch-size", 8, "--inference", "--max-time", 1)
+    measured = report("benchmark", write(MIXING), *flags)
+    assert measured["measured"]["flop_per_s"] and [note for note in measured["notes"] if ESTIMATE in note]
+    fitted = fit(resolve("train", size, model="net.py:build"))
+    assert fitted.macs_per_image and [note for note in fitted.notes if ESTIMATE in note]
 
 
 CENTRED = """

@@ -69,7 +69,7 @@ def fit(resolved: Resolved) -> Figures:
         images_per_s=program.samples_per_epoch * len(seconds[1:]) / sum(seconds[1:]),
         training_accuracy=training_accuracy,
         accuracy=accuracy,
-        notes=differs,
+        notes=[*differs, *setup.record.notes],
     )
 
 

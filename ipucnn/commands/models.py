@@ -73,6 +73,8 @@ def models(options: Models) -> None:
         record = find_network(pattern)
         shape, num_classes = _input(record, flags)
         report = _summarise(record, shape, num_classes)
+        for line in record.notes:
+            note(f"note: {line}")
         if options.json:
             print(json.dumps(report, indent=2))
             return

@@ -80,7 +80,13 @@ class Node:
         self.config, self.is_operation, self.arguments = dict(config), False, ()
 
     def layer_in(self, model: KerasModel) -> KerasLayer:
-        """The layer itself in the model whose configuration was read."""
+        """The layer itself in the model whose configuration was read.
+
+        Raises:
+            ValueError: the node is not of that configuration, or no layer computes it.
+        """
+        if not self.has_layer:
+            raise ValueError(f"{self.name} names no layer of a model")
         for part in self.place:
             model = next(layer for layer in model.layers if layer.name == part)
         return model
@@ -89,6 +95,18 @@ class Node:
 def named(layer_class: type, name: str, inputs: List[str], **config: object) -> Node:
     """A node that calls a new layer of a class."""
     return Node(name, layer_class.__name__, config, inputs, layer_class=layer_class)
+
+
+class NotMadeError(ValueError):
+    """The class of a layer does not make it from its settings; the cause says why.
+
+    Attributes:
+        node: a call of the layer.
+    """
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(f"layer {node.layer} ({node.kind}) is not made from its settings")
+        self.node = node
 
 
 @dataclass
@@ -192,6 +210,7 @@ def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:
 
     Raises:
         ValueError: the blueprint has an operation.
+        NotMadeError: a layer cannot be made, whatever the images' size.
     """
     from tensorflow import keras
 
@@ -202,7 +221,10 @@ def assemble(blueprint: Blueprint, inputs: Tensor, name: str) -> KerasModel:
             raise ValueError(f"operation {node.kind} ({node.name}) is not a layer")
         if node.layer not in layers:
             layer_class: Any = node.layer_class or getattr(keras.layers, node.kind)
-            layers[node.layer] = layer_class.from_config({**node.config, "name": node.layer})
+            try:
+                layers[node.layer] = layer_class.from_config({**node.config, "name": node.layer})
+            except Exception as error:
+                raise NotMadeError(node) from error
         arguments = [tensors[source] for source in node.inputs]
         tensors[node.name] = layers[node.layer](arguments[0] if len(arguments) == 1 else arguments)
     return keras.Model(inputs, tensors[blueprint.output], name=name)

@@ -48,7 +48,7 @@ def read_blueprint(model: KerasModel, name: Optional[str] = None) -> Blueprint:
         nodes = read_nodes(name or model.name, "Functional", model.get_config())
     calls: Dict[str, int] = {}
     for node in nodes:
-        if node.is_operation:
+        if not node.has_layer:
             continue
         layer, number = node.layer_in(model), calls.get(node.layer, 0)
         calls[node.layer] = number + 1

@@ -33,7 +33,15 @@ import numpy as np
 from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes, shown
-from ipucnn.models.blueprint import INPUT_LAYER, INPUT_NAME, Blueprint, Node, assemble, remove_softmax
+from ipucnn.models.blueprint import (
+    INPUT_LAYER,
+    INPUT_NAME,
+    Blueprint,
+    Node,
+    NotMadeError,
+    assemble,
+    remove_softmax,
+)
 from ipucnn.models.counts import is_estimated
 from ipucnn.models.keras_config import (
     FUNCTIONAL_HINT,
@@ -97,6 +105,10 @@ _READS = (
     "StatefulPartitionedCall", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "While",
 )  # fmt: skip
 _KEPT_BY_GROUP_NORM = ("groups", "epsilon", "gamma_regularizer", "beta_regularizer")
+_HINT_OF_OWN_LAYERS = (
+    "let __init__ of the layer's class take **kwargs and call super().__init__(**kwargs), and let get_config return "
+    "every other argument"
+)
 Make = Callable[..., Any]
 
 
@@ -298,8 +310,8 @@ class OwnNetwork:
         except UserError:
             raise
         except Exception as error:
-            failed = own_code_failed(error, f"get_config of a layer of {name}")
-            raise ConfigurationError(failed.message, "give the layer's class a get_config") from error
+            hint = _HINT_OF_OWN_LAYERS if isinstance(error, NotImplementedError) else "fix that line"
+            raise own_code_failed(error, f"get_config of a layer of {name}", hint=hint) from error
         kind = "Sequential" if type(model).__name__ == "Sequential" else "Functional"
         nodes = read_nodes(name, kind, config, canonical=True)
         _check_places(name, nodes, model)
@@ -338,11 +350,16 @@ class OwnNetwork:
         with seeded_generators(seed, "own"):
             try:
                 model = assemble(_without_regularizers(blueprint), images, "own")
-            except Exception as error:
-                text = " ".join(text_of(error).split())
+            except NotMadeError as error:
+                where = f"{name}: layer '{shown_value(error.node.layer)}' ({shown_value(error.node.kind)})"
                 raise ConfigurationError(
-                    f"{name} cannot be built for images of {'x'.join(map(str, shape))}: {shown_value(text)}",
-                    "change the network or --image-size",
+                    f"{where} cannot be made again from its settings: {_one_line(error.__cause__)}",
+                    _HINT_OF_OWN_LAYERS if error.node.is_own else "change the settings of that layer",
+                ) from error
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{name} cannot be built for images of {'x'.join(map(str, shape))}: {_one_line(error)}",
+                    _HINT_OF_OWN_LAYERS if self.has_own_code else "change the network or --image-size",
                 ) from error
         _check_axes(name, blueprint, model)
         self._check_output(model, num_classes)
@@ -391,6 +408,10 @@ class OwnNetwork:
             f"{counted(num_classes, 'class')}",
             hint,
         )
+
+
+def _one_line(error: Optional[BaseException]) -> str:
+    return shown_value(" ".join(text_of(error).split()))
 
 
 def _own_nodes(blueprint: Blueprint) -> List[Node]:
@@ -682,13 +703,13 @@ def _architecture_of(
             "which are those of --weights, or 0 and 1"
         )
     own = [
-        node.layer
-        for node in layers
-        if node.is_own and model is not None and is_estimated(node.layer_in(model))
+        accepted.layer
+        for node, accepted in zip(nodes[1:], layers)
+        if accepted.is_own and model is not None and is_estimated(node.layer_in(model))
     ]
     if own:
         changes.append(
-            "multiplications of layers of its own are estimated: each number of a kernel is used once at each place "
+            "its number of MACs is an estimate: in layers of its own, each number of a kernel counts once at each place "
             f"of the output ({', '.join(map(shown_value, own[:3]))}{', ...' * (len(own) > 3)})"
         )
     if regularized:

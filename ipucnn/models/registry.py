@@ -79,6 +79,11 @@ class ModelRecord:
     file: Optional[Path] = None
     own: "Optional[OwnNetwork]" = None
 
+    @property
+    def notes(self) -> List[str]:
+        """Remarks about a user's own network, once it was built; none about a registered one."""
+        return [] if self.own is None else self.own.notes
+
 
 def _key(name: str) -> str:
     return name.strip().lower().replace("_", "-")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple
 
 import numpy as np
@@ -224,10 +225,30 @@ def keras_settings(where: str, node: Node, layer_class: type) -> Dict[str, Any]:
             )
         spelt[key] = name
     known = {"trainable", *inspect.signature(layer_class.__init__).parameters}  # type: ignore[misc]
+    named = {key: value for key, value in spelt.items() if key in known}
     for key, value in spelt.items():
-        if key not in known and key not in _WITHOUT_EFFECT and value not in (None, False, "linear"):
+        if key in known or key in _WITHOUT_EFFECT:
+            continue
+        if _is_returned(layer_class, named, key, value):
+            known.add(key)
+        elif value not in (None, False, "linear"):
             raise ConfigurationError(
                 f"{where} has {key} = {shown_value(str(value))}, which this Keras does not know",
                 "use a newer TensorFlow",
             )
     return {key: value for key, value in spelt.items() if key in known}
+
+
+def _is_returned(layer_class: Any, named: Mapping[str, PlainValue], key: str, value: PlainValue) -> bool:
+    """Whether a layer takes a setting that is no parameter of ``__init__``, among its keywords, and returns it.
+
+    Args:
+        named: the settings of the layer that are parameters.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            returned = layer_class.from_config({**named, key: value, "name": "trial"}).get_config()
+        except (TypeError, ValueError):
+            return False
+    return key in returned and bool(returned[key] == value)

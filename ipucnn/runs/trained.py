@@ -98,8 +98,7 @@ class TrainedSetup(Setup):
         if self.weights.is_exported:
             return None, []
         model = run_setup.build(self)
-        notes = [] if self.record.own is None else list(self.record.own.notes)
-        return model, [*notes, *self.weights.fill(self, model)]
+        return model, [*self.record.notes, *self.weights.fill(self, model)]
 
 
 def _penalty_notes(model: "KerasModel") -> List[str]:

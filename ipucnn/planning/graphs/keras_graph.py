@@ -79,7 +79,7 @@ def graph_of(model: KerasModel, name: str) -> LayerGraph:
     tied: List[Tuple[str, str]] = []
     num_calls: Dict[str, int] = {}
     for node in read_blueprint(model, name).nodes:
-        if node.is_operation:
+        if not node.has_layer:
             raise ConfigurationError(
                 f"operation '{node.name}' of {name} is not a layer", "build the network of Keras layers alone"
             )
