@@ -20,11 +20,12 @@ from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.models.build import BuildOptions, build_model
+from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_files import load_keras_weights, read_keras_weights
 from ipucnn.models.names import named_weights
 from ipucnn.models.own import seeded_generators
 from ipucnn.models.registry import find_network, saved_network
-from ipucnn.models.settings import ACTIVATIONS
+from ipucnn.models.settings import ACTIVATIONS, keras_settings
 from ipucnn.python_files import find_function
 from ipucnn.runs.weight_files import scaling_of_file
 
@@ -58,6 +59,42 @@ def test_generators_are_seeded_inside_a_block_alone():
     assert drawn() == expected
     with seeded_generators(1, "a"):
         assert drawn() == first != expected
+
+
+class Keeping(layers.Dense):
+    def __init__(self, units, **more):
+        self.power = more.pop("power", 1)
+        super().__init__(units, **more)
+
+    def get_config(self):
+        return {**super().get_config(), "power": self.power}
+
+
+class Swallowing(layers.Dense):
+    def __init__(self, units, **more):
+        more.pop("power", None)
+        super().__init__(units, **more)
+
+
+def test_settings_among_the_keywords_of_a_layer_are_known_if_it_returns_them():
+    node = Node("dense", "Dense", {"units": 2, "power": 3}, ["input"])
+    assert keras_settings("x", node, Keeping) == node.config
+    for layer_class in (Swallowing, layers.Dense):
+        check_raises(ConfigurationError, "has power = 3", "", keras_settings, "x", node, layer_class)
+        unused = Node("dense", "Dense", {"units": 2, "power": None}, ["input"])
+        assert keras_settings("x", unused, layer_class) == {"units": 2}
+
+
+@pytest.mark.filterwarnings("ignore:You passed .rms_scaling")
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 has no rms_scaling")
+def test_a_setting_that_keras_takes_among_its_keywords_is_computed():
+    """Keras 3.9 and later take rms_scaling so."""
+    _, model = built(network("x = layers.LayerNormalization(rms_scaling=True)(images)"))
+    images = np.random.default_rng(0).normal(3, 1, (2, 6, 6, 2)).astype(np.float32)
+    norm = keras.Model(model.inputs, model.get_layer("layer_normalization").output)
+    # This setting divides by the deviation, and leaves the mean.
+    expected = images / np.sqrt(images.var(axis=-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(np.asarray(norm(images)), expected, rtol=1e-5)
 
 
 @needs_keras_3
