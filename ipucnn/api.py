@@ -7,10 +7,11 @@ The API mirrors the commands: it has the same options with ``_`` in place of ``-
 import contextlib
 import functools
 import inspect
+import re
+import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -36,7 +37,7 @@ from ipucnn.config.command import own_options
 from ipucnn.config.options import RunConfig, find_spec, specs_for
 from ipucnn.config.request import RunRequest
 from ipucnn.config.spec import convert_value
-from ipucnn.errors import ConfigurationError, DataError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
@@ -55,14 +56,53 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 
 @contextlib.contextmanager
 def _as_the_command_line() -> Iterator[None]:
-    """Raises errors of the system and out-of-memory errors as the ``UserError`` that the command line prints."""
+    """Raises the errors that the command line prints, also for those of the system; hints are in words of the API."""
     try:
         yield
+    except UserError as error:
+        error.hint = error.hint and _WORDS.sub(_in_python, error.hint)
+        raise
     except Exception as error:
         user_error = user_error_of(error)
         if user_error is None:
             raise
         raise user_error from error
+
+
+_OWN = {spec.name: spec for of in (Export, PlanSplits) for spec in own_options(of)}
+_NUMBERS = {name: _OWN[name] for name in ("stages", "batch", "opset")}
+# A command line of a hint, or an option with the word behind it.
+_WORDS = re.compile(
+    r"`ipucnn ([^`]+)`|ipucnn ([^`,;()]+)|--([a-z][a-z0-9-]*)(?: (?!--)((?:'[^']*'|[^\s,;()'`])+(?<!:)))?"
+)
+_FUNCTIONS = {"train": "train", "evaluate": "evaluate", "plan-splits": "plan"}
+
+
+def _in_python(match: "re.Match[str]") -> str:
+    """Returns a command line of a hint as a call, or unchanged if it has none; or an option as a keyword."""
+    line, flag, value = match[1] or match[2], match[3], match[4]
+    if line is not None:
+        command, _, words = line.partition(" ")
+        target, _, options = words.partition(" ")
+        if command not in _FUNCTIONS or target[:1] in ("", "-") or _WORDS.sub("", options).strip():
+            return match[0]
+        keywords = (_in_python(option) for option in _WORDS.finditer(options))
+        return f"ipucnn.{_FUNCTIONS[command]}({', '.join([repr(target), *keywords])})"
+    is_off = find_spec(flag) is None and flag.startswith("no-")
+    spec = find_spec(flag[3:] if is_off else flag) or _OWN.get(flag.replace("-", "_"))
+    name = flag.replace("-", "_") if spec is None else "model" if spec.name == "model_name" else spec.name
+    if spec is not None and spec.is_bool:
+        return f"{name}={not is_off}" + (f" {value}" if value else "")
+    if value is None:
+        return name
+    # A word of the sentence is no value: "--run-dir with", but "--dataset mnist, ".
+    if value in ("and", "or") or (
+        value.isalpha() and not re.match(r"$|[,;)]| --", match.string[match.end() :])
+    ):
+        return f"{name} {value}"
+    value = shlex.split(value)[0]
+    is_number = spec is not None and spec.kind.is_number and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value)
+    return f"{name}={value if is_number else repr(value)}"
 
 
 _TEXTS = {
@@ -72,12 +112,6 @@ _TEXTS = {
     "system": 'system="pod16"',
     "format": 'format="onnx"',
     "output": 'output="exports/mine"',
-}
-_NUMBERS = {
-    spec.name: spec
-    for of in (Export, PlanSplits)
-    for spec in own_options(of)
-    if spec.name in ("stages", "batch", "opset")
 }
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -90,6 +124,7 @@ def _guarded(function: _Function) -> _Function:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
+    @_as_the_command_line()
     def checked(*args: object, **kwargs: object) -> object:
         arguments = signature.bind(*args, **kwargs).arguments
         for name, value in arguments.items():
@@ -103,8 +138,7 @@ def _guarded(function: _Function) -> _Function:
                     f"{name} is of type {kind}: must be text or a path", f"for example {_TEXTS[name]}"
                 )
         options = arguments.pop("options", {})
-        with _as_the_command_line():
-            return function(**arguments, **cast(Dict[str, object], options))
+        return function(**arguments, **cast(Dict[str, object], options))
 
     return cast(_Function, checked)
 
@@ -281,8 +315,13 @@ class Run:
 
 
 @_guarded
-def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optional[str] = None) -> Run:
-    """Opens a run folder, a checkpoint, or an exported ONNX or TFLite file.
+def load(
+    run: Union[str, Path],
+    checkpoint: Optional[str] = None,
+    model: Optional[str] = None,
+    **options: PlainValue,
+) -> Run:
+    """Opens a run folder, a checkpoint, an exported ONNX or TFLite file, or a file of Keras.
 
     >>> import ipucnn
     >>> run = ipucnn.load("runs/mine")
@@ -293,17 +332,19 @@ def load(run: Union[str, Path], checkpoint: Optional[str] = None, model: Optiona
     (2, 10)
 
     Args:
-        run: path of the run folder, checkpoint or exported file.
+        run: path of the run folder, checkpoint or file.
         checkpoint: the run's checkpoint: "best", "last", or a file name; None for the last one, if any.
         model: the function that makes the network, "my_net.py:build", whose file is run; needed if the network has
-            layers of your own.
+            layers of your own.  For a file of Keras, the file again if it holds a network, or a network's name.
+        options: options of ``ipucnn infer`` that all commands share, by name, and ``weights``.  A file of Keras needs
+            ``dataset``, the set it was trained on, which also takes arrays.
 
     Raises:
         UserError: as for ``ipucnn infer``.
     """
     from ipucnn.runs.trained import open_trained
 
-    return Run(open_trained(_named("infer", run, checkpoint, model), reads_data=False), str(run))
+    return Run(open_trained(_named("infer", run, checkpoint, model, options), reads_data=False), str(run))
 
 
 def _named(
@@ -311,14 +352,15 @@ def _named(
     run: Union[str, Path],
     checkpoint: Optional[str],
     model: Optional[str],
-    options: Mapping[str, PlainValue] = MappingProxyType({}),
+    options: Mapping[str, PlainValue],
 ) -> "WeightsArgument":
     from ipucnn.runs.sources import WeightsArgument
 
-    flags = _flags(command, options)
+    flags = _flags(command, {name: value for name, value in options.items() if name != "weights"})
     if model is not None:
         flags["model_name"] = model
-    return WeightsArgument(command, str(run), flags, which=checkpoint, from_python=True)
+    weights = options.get("weights")
+    return WeightsArgument(command, str(run), flags, checkpoint, None if weights is None else str(weights))
 
 
 @_guarded
@@ -337,8 +379,9 @@ def evaluate(
 
     Args:
         run, checkpoint, model: as :func:`load` takes them.
-        options: options of ``ipucnn evaluate`` that all commands share, by name, such as ``dataset_path``;
-            ``dataset`` also takes arrays, as in :func:`train`; a single pair of arrays is evaluated as a whole.
+        options: options of ``ipucnn evaluate`` that all commands share, by name, such as ``dataset_path``, and
+            ``weights``; ``dataset`` also takes arrays, as in :func:`train`; a single pair of arrays is evaluated as a
+            whole.
 
     Returns:
         The result that ``ipucnn evaluate --json`` prints: ``measured``, ``classes``, ``confusion_matrix`` and others.
@@ -377,7 +420,7 @@ def export(
         format: "onnx", "tflite", "saved-model", "keras" or "ipu".
         output: folder to write; None for ``exports/NAME-FORMAT``.
         batch, opset, half, int8, raw_uint8, probabilities, overwrite: as the command's options.
-        options: options of ``ipucnn export`` that all commands share, by name.
+        options: options of ``ipucnn export`` that all commands share, by name, and ``weights``.
 
     Returns:
         The content of ``export.json``, and ``folder``.
@@ -590,12 +633,17 @@ def _flags(command: str, options: Mapping[str, PlainValue], others: Sequence[str
     """
     known = [spec.name for spec in specs_for(command) if spec.name != "model_name"]
     flags: Dict[str, Any] = {}
+    names: Dict[str, str] = {}
     for name, value in options.items():
         spec = find_spec(name)  # in any spelling that the command line takes
         if spec is None or spec.name not in known:
             raise ConfigurationError(
                 f"`ipucnn {command}` has no option {name}",
                 did_you_mean(name, [*known, *others]) or f"`ipucnn {command} --help` lists them",
+            )
+        if names.setdefault(spec.name, name) != name:
+            raise ConfigurationError(
+                f"{names[spec.name]} and {name} are two names of one option", f"give {spec.name} alone"
             )
         if spec.name == "dataset" and value is not None and not isinstance(value, (str, Path)):
             from ipucnn.datasets.limits import HELD_OUT_SHARE

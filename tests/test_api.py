@@ -14,6 +14,7 @@ import tensorflow as tf
 from PIL import Image
 from support.data_sets import write_class_folders
 from support.refusals import check_raises
+from support.refused import all_refusals
 from support.trained_runs import train
 
 import ipucnn
@@ -167,6 +168,68 @@ def test_wrong_arguments_are_errors_with_a_hint(folder, code, call, message, hin
     error = check_raises(UserError, message, hint, call, str(folder / "runs" / "mine"))
     # Python prints only the text of an exception, so the text contains the hint as well.
     assert error.exit_code == code and str(error) == f"{error.message}\nhint: {error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("train one with: ipucnn train toy_model", "train one with: ipucnn.train('toy_model')"),
+        ("add --model-name a.py:b, or --no-validation", "add model='a.py:b', or validation=False"),
+        ("add --model-name and --dataset, for example --dataset mnist",
+         "add model and dataset, for example dataset='mnist'"),
+        ("--resume continues it; use another --run-dir than folds",
+         "resume=True continues it; use another run_dir than folds"),
+        ("use --micro-batch-size 4 --learning-rate 1e-3, or --precision 16.16",
+         "use micro_batch_size=4 learning_rate=1e-3, or precision='16.16'"),
+        ("`ipucnn plan-splits lenet --stages 2 --no-augment` says it",
+         "ipucnn.plan('lenet', stages=2, augment=False) says it"),
+        ("--format onnx, or --half: ipucnn infer 'a b' --split eval",
+         "format='onnx', or half=True: ipucnn infer 'a b' --split eval"),
+        ("`ipucnn train lenet --kfold N in a terminal`", "`ipucnn train lenet --kfold N in a terminal`"),
+    ],
+)  # fmt: skip
+def test_hints_name_options_as_keywords(hint, expected):
+    with pytest.raises(DataError) as caught, api._as_the_command_line(), api._as_the_command_line():
+        raise DataError("x", hint)
+    assert caught.value.hint == expected
+
+
+def test_no_hint_of_the_api_has_a_flag_outside_a_command_line():
+    for refusal in all_refusals():
+        hint = refusal.ending[1][6:]
+        with pytest.raises(DataError) as caught, api._as_the_command_line():
+            raise DataError("x", hint)
+        alone = re.sub("`ipucnn [^`]+`|ipucnn [^`,;()]+", "", caught.value.hint)
+        assert "--" not in alone.replace("`---`", ""), hint
+
+
+def test_two_names_of_one_option_are_refused():
+    options = {"dataset": "digits", "num_epochs": 1, "epochs": 2}
+    message = "num_epochs and epochs are two names of one option"
+    check_raises(ConfigurationError, message, "give num_epochs alone", ipucnn.train, "toy_model", **options)
+    message, options = "replicas and num_replicas", {"replicas": 1, "num_replicas": 2}
+    check_raises(ConfigurationError, message, "give num_replicas alone", ipucnn.plan, "lenet", **options)
+
+
+def test_weights_in_a_file_of_keras_are_loaded_as_the_command_loads_them(folder, here, report):
+    ipucnn.load(folder / "runs" / "mine").keras_model.save_weights("w.weights.h5")
+    pixels = np.random.RandomState(0).randint(0, 256, (8, 8)).astype(np.uint8)
+    Image.fromarray(pixels).save("a.png")
+    given = {"model": "toy_model", "dataset": "digits"}
+    (result,) = report("infer", "w.weights.h5", "a.png", "--model-name", "toy_model", "--dataset", "digits",
+                       "--top", 10)["results"]  # fmt: skip
+    expected = {one["label"]: one["probability"] for one in result["predictions"]}
+    for loaded in (
+        ipucnn.load("w.weights.h5", **given),
+        ipucnn.load("toy_model", weights="w.weights.h5", dataset="digits"),
+    ):
+        (found,) = loaded.predict("a.png")
+        assert dict(zip(loaded.labels, found)) == pytest.approx(expected, rel=1e-5)
+    check_raises(ConfigurationError, "only the weights", "model='lenet'", ipucnn.load, "w.weights.h5")
+    check_raises(
+        ConfigurationError, "names of its classes", "example dataset='mnist'", ipucnn.load, "w.weights.h5",
+        model="toy_model",
+    )  # fmt: skip
 
 
 def test_options_of_other_commands_are_not_suggested():

@@ -15,12 +15,13 @@ from support.refusals import Refusal, check_raises, check_refused
 from support.sessions import restart_names
 from tensorflow import keras
 
+import ipucnn
 from ipucnn.compat import KERAS_3
 from ipucnn.datasets.registry import choose_dataset, open_dataset
 from ipucnn.datasets.sources.embedded import open_digits
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.blueprint import Node
+from ipucnn.models.build import BuildOptions, build_model
 from ipucnn.models.keras_files import load_keras_weights, read_keras_weights
 from ipucnn.models.names import named_weights
 from ipucnn.models.own import seeded_generators
@@ -122,6 +123,55 @@ def test_a_network_of_channels_that_no_image_has_is_refused_before_it_is_built(r
     for more in (["--dry-run"], []):
         check_refused(run, Refusal([*words, *more], text, hint))
     assert not Path("runs").exists()
+
+
+@needs_keras_3
+def test_a_file_that_holds_its_network_is_named_twice(run):
+    """The hint is typed, and its predictions are those of Keras."""
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), layers.Conv2D(3, 3), layers.Flatten()]
+    )
+    model.add(layers.Dense(10, activation="softmax"))
+    model.save("my net.keras")
+    model.save_weights("alone.weights.h5")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
+    Image.fromarray(pixels).save("a.png")
+    expected = np.asarray(model(pixels[None, :, :, None] / np.float32(1)))[0]
+    no_network = "only the weights are read"
+    for words, hint in (
+        (
+            ["infer", "my net.keras", "a.png", "--dataset", "digits"],
+            "it holds a network: add --model-name 'my net.keras'",
+        ),
+        (
+            ["evaluate", "my net.keras"],
+            "add --model-name 'my net.keras' and its data set, for example --dataset mnist",
+        ),
+        (
+            ["evaluate", "alone.weights.h5"],
+            "add --model-name and --dataset, for example --model-name lenet --dataset mnist",
+        ),
+        (
+            ["evaluate", "alone.weights.h5", "--dataset", "digits"],
+            "add --model-name, for example --model-name lenet",
+        ),
+    ):
+        check_refused(run, Refusal(words, no_network, hint))
+    lacks = "error: my net.keras does not know the names of its classes"  # it scales its images
+    named = ["infer", "my net.keras", "a.png", "--model-name", "my net.keras", "--top", 10, "--json"]
+    check_refused(
+        run, Refusal(named, lacks, "name the data set it was trained on, for example --dataset mnist")
+    )
+    code, out, err = run(*named, "--dataset", "digits")
+    assert code == 0, err
+    found = {one["class"]: one["probability"] for one in json.loads(out)["results"][0]["predictions"]}
+    np.testing.assert_allclose([found[number] for number in range(10)], expected, rtol=1e-5)
+    images, labels = np.repeat(pixels[None], 10, axis=0), np.arange(10)
+    for data in ("digits", (images, labels, [f"class {number}" for number in range(10)])):
+        loaded = ipucnn.load("my net.keras", model="my net.keras", dataset=data)
+        np.testing.assert_allclose(loaded.predict(pixels)[0], expected, rtol=1e-5)
+        assert loaded.labels[3] == ("3" if data == "digits" else "class 3")
+    check_raises(ConfigurationError, no_network, "model='my net.keras'", ipucnn.load, "my net.keras")
 
 
 @needs_keras_3

@@ -79,7 +79,10 @@ def run(job: Job, verbose: bool = False) -> Events[Tuple[BenchmarkReport, int]]:
             predicted, notes = _predictions(job, layers, model)
             program = {**job.program.to_dict(), **layers.to_dict()}
             latest = structs.replace(
-                latest, program=program, predicted=predicted, notes=[*latest.notes, *job.setup.record.notes, *notes]
+                latest,
+                program=program,
+                predicted=predicted,
+                notes=[*latest.notes, *job.setup.record.notes, *notes],
             )
             # The host's matrix products are no measure of IPUs.
             has_peak = settings.scope != DATA and session.device.kind != "ipu"

@@ -709,8 +709,8 @@ def _architecture_of(
     ]
     if own:
         changes.append(
-            "its number of MACs is an estimate: in layers of its own, each number of a kernel counts once at each place "
-            f"of the output ({', '.join(map(shown_value, own[:3]))}{', ...' * (len(own) > 3)})"
+            "its number of MACs is an estimate: in layers of its own, each number of a kernel counts once at each "
+            f"place of the output ({', '.join(map(shown_value, own[:3]))}{', ...' * (len(own) > 3)})"
         )
     if regularized:
         changes.append(

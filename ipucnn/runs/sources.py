@@ -67,7 +67,6 @@ class WeightsArgument:
         flags: the options given on the command line.
         which: the value of ``--checkpoint``, which chooses a checkpoint of the run.
         weights: the value of ``--weights``: imagenet, or a Keras weight file.
-        from_python: whether :func:`ipucnn.load` is the caller, so that hints show Python instead of a command line.
     """
 
     command: str
@@ -75,7 +74,6 @@ class WeightsArgument:
     flags: Mapping[str, Any]
     which: Optional[str] = None
     weights: Optional[str] = None
-    from_python: bool = False
 
 
 # Option of a network that the shapes of weights do not tell -> function that returns what it makes a network compute.
@@ -437,7 +435,7 @@ def find_weights(named: WeightsArgument, reads_data: bool) -> Weights:
                 )
             raise ConfigurationError(
                 f"of {target} only the weights are read, and the network they belong to is not named",
-                "add --model-name and --dataset, for example --model-name lenet --dataset mnist",
+                _how_to_name_network(named),
             )
         named = replace(named, target=str(named.flags["model_name"]), weights=target)
     if named.weights is None:
@@ -629,13 +627,22 @@ def _own_network(named: WeightsArgument, run: Union[TrainedRun, ExportedNetwork]
         record = find_network(str(typed))
         check_same_network(record, meta, what)
         return record
-    hint = naming_hint(name, run.path)
-    if named.from_python:
-        which = "" if named.which is None else f", checkpoint={named.which!r}"
-        hint = f"type: ipucnn.load({named.target!r}{which}, model={name!r})"
-    record = saved_network(name, meta.get("network"), what, hint)
+    record = saved_network(name, meta.get("network"), what, naming_hint(name, run.path))
     check_buildable(record)
     return record
+
+
+def _how_to_name_network(named: WeightsArgument) -> str:
+    """Returns the hint for a Keras file without a network: the file itself, if it holds one that can be built."""
+    has_data = "dataset" in named.flags
+    data = "" if has_data else " --dataset mnist"
+    try:
+        find_network(named.target)
+    except UserError:  # weights alone, or layers that are not supported
+        options = "--model-name" if has_data else "--model-name and --dataset"
+        return f"add {options}, for example --model-name lenet{data}"
+    its_own = f"it holds a network: add --model-name {quoted(named.target)}"
+    return its_own if has_data else f"{its_own} and its data set, for example{data}"
 
 
 def _how_to_get_weights(command: str, model: str) -> str:
@@ -661,9 +668,12 @@ def _of_keras_file(named: WeightsArgument, weights: str, reads_data: bool) -> We
     if not path.is_file():
         raise DataError(f"weight file {path} does not exist", "give a .weights.h5, .h5 or .keras file")
     if not reads_data and "dataset" not in named.flags:
+        own = find_network(named.target).own
+        scales = own is not None and own.first_rescaling is not None
+        lacks = "knows neither the names of its classes nor how its images were normalised"
         raise ConfigurationError(
-            f"{path} knows neither the names of its classes nor how its images were normalised",
-            "name the data set it was trained on: --dataset mnist",
+            f"{path} {'does not know the names of its classes' if scales else lacks}",
+            "name the data set it was trained on, for example --dataset mnist",
         )
     return KerasFileWeights(resolve(named.command, named.flags, model=named.target), path)
 
