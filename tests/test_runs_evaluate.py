@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import warnings
 import zipfile
@@ -170,6 +171,7 @@ def test_a_set_that_changed_since_training_is_named(lightly, succeeds, report, t
     check_refused(run, again, unchanged=[tmp_path / "r"])
 
 
+@pytest.mark.slow
 def test_a_set_is_that_of_training_however_its_folder_is_spelt(
     lightly, succeeds, report, tmp_path, monkeypatch, run
 ):
@@ -201,6 +203,25 @@ def test_a_set_is_that_of_training_however_its_folder_is_spelt(
     check_refused(run, Refusal([*more, "../older"], "is not as it was for", hint))
     assert any("is not as it was in training" in note for note in report("evaluate", "../older")["notes"])
     succeeds("train", *words, "--dataset", "imagefolder", "--run-dir", "../new", "--weights", "../older")
+
+
+@pytest.mark.parametrize("options", ["--dataset 'a set'", "--dataset imagefolder --dataset-path 'a set'"])
+def test_data_of_other_classes_get_the_options_of_those_of_training(
+    lightly, succeeds, run, tmp_path, options
+):
+    """The hint is typed; no data set lies in a checkpoint."""
+    write_class_folders(tmp_path / "a set", {("", name): 4 for name in ("a", "b")}, form="BMP", ending="bmp")
+    words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]
+    succeeds("train", "toy_model", *shlex.split(options), *words, "--run-dir", "run")
+    (tmp_path / "other.py").write_text(
+        "import numpy as np\n"
+        "pair = np.zeros((4, 16, 16, 3), np.uint8), np.arange(4)\n"
+        "def load(): return pair, pair\n"
+    )
+    command = ["evaluate", "run", "--dataset", "other.py:load"]
+    hint = f"hint: give the data set it was trained on: {options}"
+    check_refused(run, Refusal(command, "run/checkpoints/last.npz has 2 classes", hint, 3))
+    succeeds("evaluate", "run", *shlex.split(options))
 
 
 def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeeds, report, tmp_path):

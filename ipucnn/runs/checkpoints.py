@@ -91,8 +91,11 @@ def form_of_masks(info: DatasetInfo) -> Dict[str, PlainValue]:
     return facts
 
 
-def trained_facts(meta: Mapping[str, PlainValue], path: Path) -> DatasetInfo:
-    """Returns the facts of the training set in a checkpoint or its export; the numbers of images are not known."""
+def trained_facts(meta: Mapping[str, PlainValue]) -> DatasetInfo:
+    """Returns the facts of the training set in a checkpoint or its export.
+
+    Neither its place nor the numbers of its images are known.
+    """
     return DatasetInfo(
         name=meta["dataset"],
         task=get_model(meta["model"]).task,
@@ -101,7 +104,7 @@ def trained_facts(meta: Mapping[str, PlainValue], path: Path) -> DatasetInfo:
         num_train=0,
         num_eval=0,
         class_names=tuple(meta["class_names"]),
-        location=str(path),
+        location="",
         mean=tuple(meta["mean"]),
         std=tuple(meta["std"]),
         crops=meta["dataset"],

@@ -226,7 +226,7 @@ class Continue:
     @property
     def facts(self) -> DatasetInfo:
         """The facts of the training set; mean and deviation may be those of the weights that the run began with."""
-        return trained_facts(self.checkpoint.meta, self.path)
+        return trained_facts(self.checkpoint.meta)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ names, :func:`stored_weights` each file that ``train --no-training`` validates; 
 """
 
 import contextlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -17,6 +16,7 @@ from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import norm_layer_of, norm_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
 from ipucnn.datasets.classes import are_same, in_order_of, order_note
+from ipucnn.datasets.registry import needs_files
 from ipucnn.datasets.sources.in_memory import PREFIX
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, shown
@@ -371,11 +371,11 @@ class ImageNetWeights(Weights):
 
 def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any]:
     """Returns the arguments of :class:`Weights` that a checkpoint or an export knows."""
-    meta, facts = run.meta, trained_facts(run.meta, run.path)
+    meta, facts = run.meta, trained_facts(run.meta)
     return {
         "name": str(run.path),
         "facts": facts,
-        "hint": f"take {_named(facts)}, which it was trained on",
+        "hint": f"give the data set it was trained on: {_data_of(run.config, facts.name)}",
         "weight_updates": meta["weight_updates"],
         "seed": int(meta["seed"]),
         "input_shape": tuple(meta["input_shape"]),
@@ -384,11 +384,18 @@ def _facts_of_training(run: Union[TrainedRun, ExportedNetwork]) -> Dict[str, Any
     }
 
 
-def _named(facts: DatasetInfo) -> str:
-    """Returns the name of a data set, and its folder if it has one: many sets have the name of their format."""
-    if facts.name.startswith(PREFIX):  # nobody typed this name
+def _data_of(config: RunConfig, name: str) -> str:
+    """Returns the options for the data set of a training, or words for one that no option names.
+
+    Args:
+        config: the configuration of training.
+        name: the set's own name.
+    """
+    if name.startswith(PREFIX):  # nobody typed this name
         return "the arrays"
-    return f"{facts.name} in {facts.location}" if os.sep in facts.location else facts.name
+    place = config.dataset_path
+    folder = f" --dataset-path {quoted(place)}" if needs_files(name) and place != Path() else ""
+    return f"--dataset {quoted(config.dataset or name)}{folder}"
 
 
 # Photographs of any size in 1000 classes.
@@ -594,7 +601,7 @@ def _of_run(named: WeightsArgument, reads_data: bool) -> Weights:
     run: Union[TrainedRun, ExportedNetwork]
     with _whole_facts(target):
         run = read_exported(path) if is_exported(path) else open_run(path, which, command)
-        trained_facts(run.meta, run.path)
+        trained_facts(run.meta)
     record = _own_network(named, run)
     refused = _NETWORK_OPTIONS if record is None else tuple(n for n in _NETWORK_OPTIONS if n != "model_name")
     _refuse(flags, refused, f"{target} is a run, which has its own network", "drop it")
