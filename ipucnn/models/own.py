@@ -353,7 +353,7 @@ class OwnNetwork:
             except NotMadeError as error:
                 where = f"{name}: layer '{shown_value(error.node.layer)}' ({shown_value(error.node.kind)})"
                 raise ConfigurationError(
-                    f"{where} cannot be made again from its settings: {_one_line(error.__cause__)}",
+                    f"{where} cannot be made again from its settings: {_one_line(error.__cause__ or error)}",
                     _HINT_OF_OWN_LAYERS if error.node.is_own else "change the settings of that layer",
                 ) from error
             except Exception as error:
@@ -410,7 +410,7 @@ class OwnNetwork:
         )
 
 
-def _one_line(error: Optional[BaseException]) -> str:
+def _one_line(error: BaseException) -> str:
     return shown_value(" ".join(text_of(error).split()))
 
 

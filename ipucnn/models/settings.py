@@ -239,7 +239,7 @@ def keras_settings(where: str, node: Node, layer_class: type) -> Dict[str, Any]:
     return {key: value for key, value in spelt.items() if key in known}
 
 
-def _is_returned(layer_class: Any, named: Mapping[str, PlainValue], key: str, value: PlainValue) -> bool:
+def _is_returned(layer_class: type, named: Mapping[str, PlainValue], key: str, value: PlainValue) -> bool:
     """Whether a layer takes a setting that is no parameter of ``__init__``, among its keywords, and returns it.
 
     Args:
@@ -248,7 +248,7 @@ def _is_returned(layer_class: Any, named: Mapping[str, PlainValue], key: str, va
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            returned = layer_class.from_config({**named, key: value, "name": "trial"}).get_config()
+            layer = layer_class.from_config({**named, key: value, "name": "trial"})  # type: ignore[attr-defined]
         except (TypeError, ValueError):
             return False
-    return key in returned and bool(returned[key] == value)
+    return bool(layer.get_config().get(key, not value) == value)
