@@ -1,11 +1,14 @@
 """The Python API: the examples of its documentation, and its agreement with the commands."""
 
 import doctest
+import gc
 import json
 import re
 import shutil
 import subprocess
 import sys
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,9 @@ import ipucnn
 from ipucnn import api
 from ipucnn.datasets.sources import in_memory
 from ipucnn.errors import ConfigurationError, DataError, InfeasibleError, UserError
+from ipucnn.runs import predict
+from ipucnn.runs.exported import RuntimeFailed, RuntimeProcess
+from ipucnn.runs.images import outputs
 from ipucnn.runs.provenance import environment
 from ipucnn.sessions.host.session import HostPredictor
 
@@ -37,6 +43,28 @@ def test_the_examples_of_the_documentation(folder, monkeypatch):
     monkeypatch.chdir(folder)
     results = doctest.testmod(api, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.failed == 0 and results.attempted >= 12
+
+
+@contextmanager
+def no_open_files():
+    """Checks that nothing leaves a file open, as Python says where such a file is deleted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        yield
+        gc.collect()
+    assert [str(one.message) for one in caught if "unclosed" in str(one.message)] == []
+
+
+def test_images_of_scripts_results_and_runtimes_are_closed(here):
+    for ending in ("png", "tif", "jpg"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(f"a.{ending}")
+        with no_open_files():
+            assert predict.opened(f"a.{ending}").size == (8, 8)
+    with no_open_files():
+        outputs.Spool().append({"a": 1})
+        outputs.PageSpool().append(np.zeros((2, 3), np.float32))
+        with pytest.raises(RuntimeFailed):
+            RuntimeProcess({})
 
 
 def test_predictions_equal_those_of_the_command(folder, report):
@@ -297,10 +325,13 @@ def test_recipes_and_aliases_of_options(lightly, folder, tmp_path):
 @pytest.mark.slow
 def test_evaluations_and_exports_equal_those_of_the_commands(folder, in_this_process, report, tmp_path):
     mine = folder / "runs" / "mine"
-    ours, theirs = ipucnn.evaluate(mine), report("evaluate", mine)
+    with no_open_files():
+        ours = ipucnn.evaluate(mine)
+    theirs = report("evaluate", mine)
     assert ours["confusion_matrix"] == theirs["confusion_matrix"]
     assert ours["measured"]["loss"] == pytest.approx(theirs["measured"]["loss"])
-    record = ipucnn.export(mine, "saved-model", tmp_path / "saved")
+    with no_open_files():
+        record = ipucnn.export(mine, "saved-model", tmp_path / "saved")
     assert record["format"] == "saved-model" and (tmp_path / "saved" / "export.json").exists()
 
 

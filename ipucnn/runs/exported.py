@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Literal, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -284,7 +284,7 @@ class RuntimeProcess:
             cwd=os.path.dirname(runtimes.__file__),
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end, self._process, self._errors)
         self.runtime: str = self._answer()["runtime"]
 
     def run(self, images: np.ndarray) -> np.ndarray:
@@ -317,9 +317,10 @@ class RuntimeProcess:
         return answer
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
     process.kill()
     process.communicate()
+    errors.close()
 
 
 class RuntimeSession(Session):

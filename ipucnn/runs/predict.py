@@ -52,8 +52,8 @@ def pages_of(path: str) -> np.ndarray:
 
     The descriptions of ImageJ and OME say so, in TIFF; a file of another format has one image.
     """
-    with decoding(path):
-        image: Any = Image.open(path)
+    with decoding(path), Image.open(path) as file:
+        image: Any = file
         is_tiff = image.format == "TIFF"
         count, about = (image.n_frames, str(image.tag_v2.get(270, ""))) if is_tiff else (1, "")
     order, sizes = "CZT", {"C": 1, "Z": count, "T": 1}
@@ -90,7 +90,12 @@ def opened(path: str, page: int = 0) -> Any:
 
 def opened_page(path: str, page: int) -> Any:
     """Returns the upright Pillow image of a page of a file."""
-    image: Any = Image.open(path)
+    with Image.open(path) as file:
+        return upright(file, path, page)
+
+
+def upright(image: Any, path: str, page: int) -> Any:
+    """Returns a page of an open file as an upright image."""
     is_read = image.format in ("JPEG", "MPO", "PNG", "BMP", "GIF", "WEBP")
     if image.format == "GIF":  # the first frame may be smaller than the image
         is_read = image.tile[0][1] == (0, 0, *image.size)
@@ -348,8 +353,8 @@ def main(path: str) -> None:
     if record["input"]["patch"] is None:
         scores = run(network_input(path, form=record["input"])[np.newaxis])[0]
         print(described("labels.json")[scores.argmax()])
-        image: Any = Image.open(path)
-        count = len(pages_of(path)) if image.format == "TIFF" else getattr(image, "n_frames", 1)
+        with Image.open(path) as image:
+            count = len(pages_of(path)) if image.format == "TIFF" else getattr(image, "n_frames", 1)
         if count > 1 and image.format != "MPO":
             print(f"{path} has several pages or frames: the first is used", file=sys.stderr)
         return

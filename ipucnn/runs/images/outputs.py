@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,7 @@ class Spool:
     def __init__(self) -> None:
         # Buffered by lines: a full disk raises an error in append, not when the results are written.
         self._file = tempfile.TemporaryFile("w+", 1, encoding="utf-8")  # noqa: SIM115 - closed with this object
+        weakref.finalize(self, self._file.close)
         self._length = 0
 
     def append(self, row: PlainDict) -> None:
@@ -226,6 +228,7 @@ class PageSpool:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        weakref.finalize(self, self._file.close)
         self._sizes: List[Tuple[int, int]] = []
 
     def append(self, page: np.ndarray) -> None:
