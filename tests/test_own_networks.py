@@ -120,6 +120,14 @@ def test_own_network_gets_the_layers_of_registered_ones():
     assert not np.array_equal(other_seed["conv2d/kernel"], first["conv2d/kernel"])
 
 
+def test_nodes_that_name_no_layer_of_a_model_find_none():
+    """A node of an architecture has no place in the function's model, which would count as the layer."""
+    record, model = built(MIXING)
+    for node in record.own.architecture.nodes:
+        with pytest.raises(ValueError, match="names no layer"):
+            node.layer_in(model)
+
+
 def test_nested_models_are_flattened_and_frozen_layers_stay_frozen():
     model = built(NESTED)[1]
     names = [layer.name for layer in model.layers]
