@@ -163,7 +163,7 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2935, 2220),
+    "benchmarking": (2938, 2220),
     "commands": (1470, 885),
     "config": (3366, 1702),
     "datasets": (9555, 7380),
@@ -171,10 +171,10 @@ BUDGET = {
     "models": (3627, 2801),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7406, 5717),
+    "runs": (7419, 5731),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
-    "modules at the top": (2614, 2104),
+    "modules at the top": (2617, 2106),
 }
 
 
