@@ -135,7 +135,7 @@ def figures(report: Dict[str, Any]) -> Dict[str, Any]:
     """Returns the figures of a run; those of sharing are empty in one process."""
     measured = report["measured"]
     row = {
-        "updates_per_s": round(measured["images_per_s"] / report["program"]["global_batch_size"], 2),
+        "updates_per_s": round((measured["images_per_s"] or 0) / report["program"]["global_batch_size"], 2),
         "processor_s": round(report["processor_s"], 1),
         "received_mb": "",
         "share": "",

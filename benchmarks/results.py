@@ -208,7 +208,7 @@ def row(name: str, options: argparse.Namespace, journal: Journal) -> Dict[str, A
         "evaluation_samples": int(last["validation"]["samples"]),
         "wall_s": f"{statistics.mean(run['wall_s'] for run in runs):.0f}",
         "cpu_s": f"{statistics.mean(run['cpu_s'] for run in runs):.0f}",
-        "images_per_s": f"{statistics.mean(run['measured']['images_per_s'] for run in runs):.0f}",
+        "images_per_s": f"{statistics.mean(run['measured']['images_per_s'] or 0 for run in runs):.0f}",
     }
 
 

@@ -5,6 +5,7 @@ command line, never if a preset, a plan, a suite or a run folder names it, becau
 (docs/security.md).  The text that is run is the one whose digest was computed, even if the file changes meanwhile.
 """
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -15,7 +16,7 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import Kind, entries, expand, kind_of, read_bytes, shown
@@ -161,21 +162,31 @@ def find_function(name: str, example: str) -> OwnFunction:
         )
     data = read_bytes(path, MAX_BYTES, f"give FILE.py:FUNCTION, for example my_file.py:{example}")
     try:
-        code = compile(data, str(path), "exec")
+        tree = ast.parse(data, str(path))
+        code = compile(tree, str(path), "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # ValueError: a NUL
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = printable(getattr(error, "msg", None) or str(error))[:200] or type(error).__name__
         raise ConfigurationError(f"{shown(path)}{line} is not Python: {reason}", "fix the file") from None
     # Not only among the names of the code: it may set names by text, such as in globals() or __all__.
     if not re.search(rf"\b{re.escape(function)}\b", data.decode("utf-8", "replace")):
-        defined = [const.co_name for const in code.co_consts if isinstance(const, types.CodeType)]
         raise ConfigurationError(
             f"{shown(path)} has no function {shown_value(function)}",
-            did_you_mean(function, [name for name in defined if name.isidentifier()])
-            or f"define it: def {example}(...)",
+            did_you_mean(function, list(_possible_functions(tree))) or f"define it: def {example}(...)",
         )
     sha256 = hashlib.sha256(data).hexdigest()
     return OwnFunction(name, sha256, lambda: getattr(_module(path, code, sha256), function, None), path)
+
+
+def _possible_functions(tree: ast.Module) -> Iterator[str]:
+    """Yields the names at the top of a file that may be functions: those of its modules are not."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 # --- installed packages

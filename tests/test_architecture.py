@@ -163,18 +163,18 @@ def test_docstrings_name_modules_that_exist():
 # The most (code lines, AST statements) of each part: both, so that denser lines gain nothing.  Docstrings, comments and
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
-    "benchmarking": (2938, 2220),
+    "benchmarking": (2939, 2221),
     "commands": (1470, 885),
     "config": (3366, 1702),
-    "datasets": (9555, 7380),
+    "datasets": (9558, 7380),
     "diagnosis": (435, 335),
     "models": (3627, 2801),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7419, 5731),
+    "runs": (7430, 5742),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
-    "modules at the top": (2617, 2106),
+    "modules at the top": (2625, 2115),
 }
 
 

@@ -196,6 +196,8 @@ def test_an_option_for_all_rows_is_left_out_of_those_where_it_has_no_effect():
     assert trained.notes == ["left out: train has no option --min-time"]
     typed = plan("rows: [benchmark lenet, train toy_model]", typed="--min-time 0.3").rows
     assert [row.notes for row in typed] == [[], trained.notes]
+    typed = plan("rows: [benchmark lenet, train toy_model]", typed="--inference").rows
+    assert [row.notes for row in typed] == [[], ["left out: train has no option --inference"]]
     # Typed beside --suite.
     one, four = plan(SUMS.replace("-reduction-method sum", "-count 2"), typed=NO_SUM.split(" has")[0]).rows
     assert ("sum" in one.command, "sum" in four.command) == (False, True)

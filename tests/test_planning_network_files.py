@@ -175,7 +175,7 @@ REFUSED = {
     "a Lambda": (2, changed(relu=dict(kind="Lambda", function="boom")), "is a Lambda layer"),
     "no class": (3, changed(relu=dict(kind=7)), "class_name = 7"),
     "huge filters": (2, changed(conv=dict(filters=10**40)), "cannot be built"),
-    "text": (2, changed(conv=dict(kernel_size="abc")), "cannot be built"),
+    "text": (2, changed(conv=dict(kernel_size="abc")), "cannot be made again"),
     "groups": (2, changed(conv=dict(groups=2)), "cannot be built"),
     "channels first": (2, changed(conv=dict(data_format="channels_first")), "channels first"),
     "no images": (2, changed(images=dict(batch_shape=[None, 5])), "instead of images"),

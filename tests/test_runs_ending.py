@@ -92,8 +92,17 @@ def test_an_end_before_the_checkpoint_is_refused(lightly, run, succeeds, tmp_pat
     hint = "drop it to continue that run as it was, or drop --resume and give another --run-dir"
     assert (code, err.splitlines()[-2:]) == (2, [f"error: {error}", f"hint: {hint}"])
     assert path.read_bytes() == lines
-    _, err = succeeds("train", "--resume", "--run-dir", "run")
-    assert "nothing to continue" in err
+    for same in (
+        [],
+        ["--checkpoint-dir", "run/checkpoints"],
+        ["--checkpoint-dir", path.parent / "checkpoints"],
+    ):
+        _, err = succeeds("train", "--resume", "--run-dir", "run", *same)
+        assert "nothing to continue" in err
+    given = ["--checkpoint-input-dir", "run/checkpoints", f"--{option}", value, "--run-dir", "new"]
+    code, _, err = run(*TRAIN, "--num-epochs", 3, "--learning-rate", "1e-30", *given)
+    hint = "drop it, or drop --checkpoint-input-dir, and begin with its weights: --weights run/checkpoints/last.npz"
+    assert (code, err.splitlines()[-1]) == (2, f"hint: {hint}")
     # A report that is absent is written again, without figures that this process cannot know.
     (tmp_path / "run" / "report.json").unlink()
     succeeds("train", "--resume", "--run-dir", "run")

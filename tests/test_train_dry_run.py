@@ -428,3 +428,28 @@ def test_arrays_take_the_presets_of_files(tmp_path, succeeds):
     ):
         _, err = succeeds("train", model, "--dataset", f"data.py:{name}", "--dry-run")
         assert f"{model} (preset {preset}), input {size}," in " ".join(err.split())
+
+
+def test_training_images_of_one_class_are_refused_only_where_all_are_trained_on(
+    tmp_path, lightly, succeeds, run
+):
+    """A fold may lack a class that the set has, and a validation needs no class to learn."""
+    code = """
+        import numpy as np
+        images = np.arange(8 * 64, dtype=np.uint8).reshape(8, 8, 8)
+        few = np.arange(8) == 7
+        def two(): return (images, few * 1), (images, few * 1)
+        def one(): return (images, few * 0), (images, few * 1)
+    """
+    (tmp_path / "data.py").write_text(textwrap.dedent(code))
+    words = ["toy_model", "--micro-batch-size", 2, "--num-epochs", 1, "--seed", 1, "--dataset"]
+    warned = [
+        "all training labels are 0: there is nothing to learn"
+        in succeeds("train", *words, "data.py:two", "--kfold", 4, "--fold", fold, "--dry-run")[1]
+        for fold in (1, 2, 3, 4)
+    ]
+    assert sum(warned) == 1
+    code, _, err = run("train", *words, "data.py:one", "--dry-run")
+    assert code == 3 and "all training labels of data-one are 0: there is nothing to learn" in err
+    succeeds("train", *words, "data.py:two", "--run-dir", "r")
+    succeeds("train", *words, "data.py:one", "--no-training", "--weights", "r", "--dry-run")

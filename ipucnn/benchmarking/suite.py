@@ -161,8 +161,9 @@ class SuiteCommand:
         return spec is not None and COMMANDS[self.command] in spec.commands
 
     def takes(self, name: str) -> bool:
-        """Tells whether its command has an option of ``benchmark``."""
-        return self.command == "benchmark" or name in _PRESET or self._is_of_run(name)
+        """Tells whether its command has an option of ``benchmark``; ``--training`` of runs is another one."""
+        is_shared = name in _PRESET or (name != "training" and self._is_of_run(name))
+        return self.command == "benchmark" or is_shared
 
     def resolve(self) -> Resolved:
         """Returns its configuration.
@@ -350,7 +351,7 @@ def plan_suite(suite: Suite, model: Optional[str], typed: Options) -> SuiteResul
         if names is None or row.model in names:
             above = {name: value for name, value in typed.items() if row.takes(name)}
             options = {"seed": SEED, **merged(row.options, above)}
-            unknown = (f"--{name.replace('_', '-')}" for name in typed if name not in above)
+            unknown = (option_words(option)[0] for option in typed.items() if option[0] not in above)
             row = replace(
                 row,
                 options=options,

@@ -79,7 +79,8 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         labels = tuple(known[_form(name)] for name in names)
         return Matched(labels, _note_of_names(labels, names, trained, dataset))
     if are_numbers(names) or are_numbers(trained):
-        may_lack = are_numbers(names) and any(trained)  # arrays without the last classes
+        # Arrays without the last classes.  Of a network without names, only the number of classes can be compared.
+        may_lack = are_numbers(names) and (any(trained) or len(names) == 1)
         fits = len(names) <= len(trained) if may_lack else len(names) == len(trained)
         if not fits:
             classes = counted(len(trained), "class")

@@ -77,7 +77,7 @@ def problem_of(
     paths = () if path is None else (printable(str(path)), str(path), shown(path))
     # The whole path, and not that of a file below it, or the point of a sentence for the folder ".".
     mentions = (
-        re.search(rf"(?<![^\s('\"]){re.escape(text)}(?![^\s,:;)'\"])", reason)
+        re.search(rf"(?<![^\s('\"`\[]){re.escape(text)}(?=[\s,:;)'\"`\[]|\.?$|\.\s)", reason)
         for text in (place, *paths)
         if text
     )

@@ -215,16 +215,24 @@ def _augmentation_notes(setup: Setup) -> List[str]:
     )
 
 
+def _only_class(setup: Setup) -> str:
+    """Returns the class of all labels that are trained on; "" if there are several, none, or they are not known."""
+    labels = setup.source.train.labels
+    if not setup.config.training or setup.resolved.choice.is_absent or len(labels) < 2:
+        return ""
+    counted_labels = labels[labels >= 0]
+    if not counted_labels.size or counted_labels.min() < counted_labels.max():
+        return ""
+    return printable(setup.source.info.class_names[int(counted_labels.min())])
+
+
 def _check_classes(setup: Setup) -> None:
     """Refuses a data set of one class, or whose training labels are one, which every network tells at once."""
-    info, found, labels = setup.source.info, setup.resolved.choice.found, setup.source.train.labels
+    info, found = setup.source.info, setup.resolved.choice.found
     if info.num_classes > 1:
-        # A limit may leave one class of several, and labels of absent files are not known.
-        is_whole = (
-            setup.config.limit_train is None and not setup.resolved.choice.is_absent and len(labels) > 1
-        )
-        if is_whole and labels.min() == labels.max():
-            name = printable(info.class_names[int(labels.min())])
+        name = _only_class(setup)
+        # A limit may leave one class of several, and so may a fold, which is warned of.
+        if name and setup.config.limit_train is None and setup.config.fold is None:
             raise DataError(
                 f"all training labels of {info.name} are {name}: there is nothing to learn",
                 f"give {'masks' if info.task == 'segmentation' else 'images'} of two or more classes",
@@ -280,6 +288,9 @@ def _warnings(context: RunContext, on_ipus: bool) -> List[str]:
     lines: List[str] = []
     if context.checkpoint is None:  # a continued run has its data, and the size of its input
         lines += [*info.warnings, *info.training_warnings, *size_warnings(context, context.weights)]
+    only = _only_class(context)
+    if only and context.checkpoint is None:
+        lines.append(f"all training labels are {only}: there is nothing to learn")
     lines += program.warnings
     lines += [spec.warning for spec in SPECS if spec.warning and getattr(config, spec.name) != spec.default]
     if context.resolved.plan is not None:

@@ -24,7 +24,7 @@ from ipucnn.config.values import path_to_yaml
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.datasets.registry import is_folder_name
 from ipucnn.errors import ConfigurationError, DataError
-from ipucnn.filesystem import entries, shown
+from ipucnn.filesystem import entries, real, shown
 from ipucnn.models.registry import (
     ModelRecord,
     check_buildable,
@@ -323,15 +323,16 @@ def _resumed(resolved: Resolved, folder: RunWriter, locks: bool) -> Start:
         # A run that ended early would end there again, whatever its number of epochs.
         changed -= {"num_epochs"}
     if report is not None and not changed:
-        former = RunFolder(path, saved.checkpoint_dir).checkpoints
-        for flag, given, had in (
-            ("--dataset", config.dataset, saved.dataset),
-            ("--checkpoint-dir", folder.checkpoints, former),
+        places = folder.checkpoints, RunFolder(path, saved.checkpoint_dir).checkpoints
+        is_elsewhere = real(places[0]) != real(places[1])
+        for flag, (given, had), is_other in (
+            ("--dataset", (config.dataset, saved.dataset), config.dataset != saved.dataset),
+            ("--checkpoint-dir", places, is_elsewhere),
         ):
-            if given != had:
+            if is_other:
                 raise ConfigurationError(
                     f"{flag} {shown_value(given)}: the run in {path} is finished, with {shown_value(had)}",
-                    "drop it, or give more --num-epochs",
+                    "drop it" if report.ended_early else "drop it, or give more --num-epochs",
                 )
         return Finished(merged, target, report)
     if report is not None and saved.clean_dir and config.checkpoint_input_dir is None:
@@ -493,7 +494,9 @@ def check_same_run(
         raise ConfigurationError(
             f"{flag} {getattr(config, end.option):g} ends the run after weight update {end.weight_updates} "
             f"({end.reason}), and {start.path} has {start.weight_updates}",
-            "drop it to continue that run as it was, or drop --resume and give another --run-dir",
+            "drop it to continue that run as it was, or drop --resume and give another --run-dir"
+            if config.checkpoint_input_dir is None
+            else f"drop it, or drop --checkpoint-input-dir, and begin with its weights: --weights {quoted(start.path)}",
         )
 
 

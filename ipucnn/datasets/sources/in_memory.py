@@ -238,7 +238,12 @@ def _class_name(name: object) -> str:
 
 def _is_pair(given: object) -> bool:
     """Returns whether something is a pair of arrays or lists, and no names of two classes."""
-    return isinstance(given, (tuple, list)) and len(given) == 2 and all(np.ndim(part) for part in given)
+    # Not np.ndim, which converts lists, and refuses those of different lengths.
+    return (
+        isinstance(given, (tuple, list))
+        and len(given) == 2
+        and all(isinstance(part, (tuple, list)) or getattr(part, "ndim", 0) for part in given)
+    )
 
 
 def _check_one_size(images: object, what: str) -> None:
