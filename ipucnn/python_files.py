@@ -179,14 +179,12 @@ def find_function(name: str, example: str) -> OwnFunction:
 
 
 def _possible_functions(tree: ast.Module) -> Iterator[str]:
-    """Yields the names at the top of a file that may be functions: those of its modules are not."""
+    """Yields the names of functions at the top of a file; those of its modules and values are no functions."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 # --- installed packages

@@ -41,7 +41,7 @@ def matched(names, trained):
         (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by number"),
         (("background", "class 1", "class 2"), NAMES, (0, 1, 2), "compared by number"),
         (("3", "1"), ("0", "1", "2", "3"), (3, 1), "without images: 0, 2"),
-        (("0",), ("", ""), (0,), "those of other, 0, are compared by number"),
+        (("0",), ("", ""), (0,), "compared by number with the network's"),
     ],
 )  # fmt: skip
 def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, trained, labels, note):
