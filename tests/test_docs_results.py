@@ -82,7 +82,7 @@ FIGURES = [
     ),
     (
         "docs/planner.md",
-        r"The slowest, inceptionv3 in 16 stages, took ([\d.]+) s",
+        r"The slowest, efficientnet-b7 in 16 stages, took ([\d.]+) s",
         lambda: [most_planned("processor_s")],
     ),
     ("docs/planner.md", r"efficientnetv2-l in 4\sstages, took (\d+) MB", lambda: [most_planned("memory_mb")]),
