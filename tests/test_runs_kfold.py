@@ -78,6 +78,23 @@ def test_mean_and_deviation_are_over_the_folds(whole):
     assert mean_and_deviation([3.0]) == (3.0, None)
 
 
+def test_folds_that_end_early_say_so(lightly, tmp_path, succeeds):
+    """Their ends are chosen on the examples that they hold out."""
+    out, err = succeeds(*OPTIONS, "--target-accuracy", 0.001, "--run-dir", "cv")
+    rows = folds_of(tmp_path / "cv")["folds"]
+    reports = [json.loads((tmp_path / "cv" / row["run"] / "report.json").read_text()) for row in rows]
+    assert [row["ended_early"] for row in rows] == [report["ended_early"] for report in reports]
+    for row, report in zip(rows, reports):
+        assert row["weight_updates"] == report["target"]["weight_updates"] == 6  # the first of two epochs
+        assert (
+            f"; ended early: {row['ended_early']}" in err
+            and "reached the target of 0.001" in row["ended_early"]
+        )
+    assert (
+        "ended early: fold 1, 2, 3, by validations on the examples held out: figures may be too good" in out
+    )
+
+
 def test_classes_are_distributed_over_all_folds():
     examples = pool(open_digits())
     assert len(examples) == 1797

@@ -524,8 +524,7 @@ def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_file
     early = [str(row.fold) for row in report.folds if row.ended_early]
     if early:
         lines.append(
-            f"ended early: fold {', '.join(early)}, where the examples that it holds out were predicted well: figures "
-            "may be too good"
+            f"ended early: fold {', '.join(early)}, by validations on the examples held out: figures may be too good"
         )
     if report.missing:
         lines.append(f"not trained: fold {', '.join(map(str, report.missing))}")
