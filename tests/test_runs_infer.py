@@ -562,7 +562,7 @@ def test_keras_export_is_not_accepted_as_weights(trained, run, images, in_this_p
             Refusal(
                 [command, "alone.keras", *arguments],
                 "of alone.keras only the weights are read",
-                "add --model-name and --dataset",
+                "add --model-name",
             ),
         )
 
