@@ -220,10 +220,10 @@ def _only_class(setup: Setup) -> str:
     labels = setup.source.train.labels
     if not setup.config.training or setup.resolved.choice.is_absent or len(labels) < 2:
         return ""
-    counted_labels = labels[labels >= 0]
-    if not counted_labels.size or counted_labels.min() < counted_labels.max():
-        return ""
-    return printable(setup.source.info.class_names[int(counted_labels.min())])
+    # A few samples at a time: a copy of all masks may take much memory.
+    kept = (part[part >= 0] for part in (labels[k : k + 64] for k in range(0, len(labels), 64)))
+    found = {int(value) for part in kept if part.size for value in (part.min(), part.max())}
+    return printable(setup.source.info.class_names[found.pop()]) if len(found) == 1 else ""
 
 
 def _check_classes(setup: Setup) -> None:
