@@ -68,6 +68,17 @@ def test_every_value_has_an_origin(preset_file):
     assert not any("stable-norm" in note for note in resolved.notes(on_ipus=True))
 
 
+def test_options_outside_of_presets_are_said_to_be_left_out(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text("num-epochs: 7\nall: &all\n  seed: 2\nmine:\n  <<: *all\n  model-name: lenet\n")
+    resolved = resolve("train", {"dataset": "digits"}, config_name="mine", config_path=file)
+    assert resolved.config.seed == 2
+    assert resolved.config.num_epochs != 7
+    assert resolved.notes(on_ipus=False)[0].endswith("mine.yml: outside of a preset, so not read: num-epochs")
+    file.write_text(file.read_text().partition("\n")[2])
+    assert not resolve("train", {"dataset": "digits"}, config_name="mine", config_path=file).left_out
+
+
 def test_one_fold_is_noted_as_a_run_without_folds(tmp_path):
     note = "note: no folds: --kfold 1 is one run on the data set's own split"
     for flags, notes in (({"kfold": "1"}, [note]), ({"kfold": "2"}, []), ({}, [])):

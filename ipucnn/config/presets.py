@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from ipucnn import documents
 from ipucnn.aliases import YamlNode
@@ -19,6 +19,8 @@ from ipucnn.text import quoted, shown_value
 
 # Data sets of small images, which share the preset MODEL@small of networks made for ImageNet.
 SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
+_NO_OPTIONS = "write `key: value` lines of options, or give the config.yml in the folder of a run, which repeats the run"
+_WITHOUT_NAME = "leave --config out: the file holds options, not presets with names"
 BUILT_IN_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -29,11 +31,13 @@ class Preset(NamedTuple):
         name: its name in messages and origins.
         source: the file it is in.
         values: field name -> checked value.
+        beside: keys of options beside the presets of the file, which are in none of them.
     """
 
     name: str
     source: str
     values: Dict[str, Any]
+    beside: Tuple[str, ...] = ()
 
 
 class PresetFile:
@@ -63,6 +67,15 @@ class PresetFile:
         return name in self._nodes
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the file has no name at all."""
+        return not self._nodes
+
+    def names_of_presets(self) -> List[str]:
+        """The names whose mappings have an option with a value, in the file's order; not those of a report."""
+        return [name for name in self.names if any(map(_is_option, self._nodes[name].value))]
+
+    @property
     def is_flat(self) -> bool:
         """Whether the file holds options rather than presets, as a run's ``config.yml`` does."""
         return bool(self._nodes) and all(
@@ -75,12 +88,23 @@ class PresetFile:
         if node is None or node.id != documents.MAPPING:
             return None
         source = f"{self.source}, preset {name}"
-        return Preset(name, self.source, convert(entries_of(node, self.source), source))
+        beside = tuple(
+            key for key, node in self._nodes.items() if find_spec(key) is not None and node.id != documents.MAPPING
+        )
+        return Preset(name, self.source, convert(entries_of(node, self.source), source), beside)
 
     def as_preset(self, name: str) -> Preset:
         """Returns the whole flat file as one preset."""
         entries = entries_of(self._node, self.source) if self._node is not None else []
         return Preset(name, self.source, convert(entries, self.source))
+
+
+def _is_option(entry: Tuple[YamlNode, YamlNode]) -> bool:
+    """Whether an entry of a mapping gives an option its value, or merges another mapping."""
+    key, value = entry
+    if key.value == documents.MERGE:
+        return True
+    return isinstance(key.value, str) and find_spec(key.value) is not None and value.id != documents.MAPPING
 
 
 def read_file(path: Path) -> PresetFile:
@@ -182,12 +206,14 @@ def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
         raise ConfigurationError(f"--config {shown_value(name)}: no built-in preset of this name", hint)
     file = read_file(path)
     if name is None:
-        if file.is_flat:
+        if file.is_flat or (not file.names and not file.is_empty):
             return file.as_preset(str(path))
-        raise ConfigurationError(
-            f"--config-path {shown(path)}: no preset named from it",
-            f"add --config NAME, one of {_some(file.names)}",
-        )
+        presets = file.names_of_presets()
+        if presets:
+            raise ConfigurationError(
+                f"--config-path {shown(path)}: no preset named from it", f"add --config NAME, one of {_some(presets)}"
+            )
+        raise ConfigurationError(f"--config-path {shown(path)}: no option of ipucnn in it", _NO_OPTIONS)
     preset = file.get(name)
     if preset is not None:
         return preset
@@ -199,13 +225,11 @@ def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
         )
     raise ConfigurationError(
         f"--config {shown_value(name)}: no such preset in {shown(path)}",
-        did_you_mean(name, file.names) or f"it has {_some(file.names)}",
+        did_you_mean(name, file.names) or (f"it has {_some(file.names)}" if file.names else _WITHOUT_NAME),
     )
 
 
 def _some(names: List[str], count: int = 8) -> str:
-    if not names:
-        return "(none: the file has no presets)"
     return ", ".join(map(shown_value, names[:count])) + (
         f" and {len(names) - count} more" if len(names) > count else ""
     )

@@ -48,6 +48,7 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
+    from ipucnn.config.presets import Preset
     from ipucnn.datasets.registry import ChosenDataset
     from ipucnn.models.registry import ModelRecord
 
@@ -123,7 +124,8 @@ class Resolved:
         preset: the name of the preset that was applied, or None.
         plan: the plan of ``--plan``, or None.
         config_path: the file of ``--config-path``, or None.
-        left_out: what a run that continues does not take over from the command line, a sentence each.
+        left_out: what a run that continues does not take over from the command line, and what a file of presets has
+            beside them, a sentence each.
     """
 
     command: str
@@ -288,7 +290,16 @@ def resolve(
         preset=preset.name if preset is not None else None,
         plan=plan,
         config_path=config_path,
+        left_out=_beside_presets(chosen, config_path),
     )
+
+
+def _beside_presets(chosen: "Optional[Preset]", config_path: Optional[Path]) -> Tuple[str, ...]:
+    """Returns the sentence about options of a user's file that belong to none of its presets, if it has any."""
+    if chosen is None or config_path is None or not chosen.beside:
+        return ()
+    keys = ", ".join(map(shown_value, chosen.beside))
+    return (f"note: {chosen.source}: outside of a preset, so not read: {keys}",)
 
 
 def _find_network(command: str, given: PlainDict, in_file: PlainDict, in_plan: PlainDict) -> "ModelRecord":
