@@ -677,7 +677,8 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDatase
             f"{shown(folder)} holds no data set that is known{f': {endings}' if endings else ''}",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
             "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set"
-            + _inside(folder, find_sets),
+            + _inside(folder, find_sets)
+            + (_around(folder, "imagemasks") or _around(folder, "imagefolder")),
         )
     if len(sets) > 1:
         raise ConfigurationError(
@@ -748,7 +749,7 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
     if name == "imagemasks":
         if found is not None:
             check_has_masks(found)
-        inside = "" if found is not None else _inside(folder, partial(find_layout, name))
+        inside = "" if found is not None else _inside(folder, partial(find_layout, name)) + _around(folder, name)
         places = places_of_images(folder)
         lie = f": images lie in {places}" if places else ""
         alone = "" if found is None or "train" in found.parts else part_alone(found)
@@ -761,7 +762,8 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         endings = endings_instead(folder) if found is None else ""
         text = f"{folder} is not an image folder: {endings}" if endings else text
         hint = f"{READ}; read other files in a function of yours, FILE.py:FUNCTION" if endings else hint
-    raise DataError(text, hint + (_inside(folder, partial(find_layout, name)) if found is None else ""))
+    near = "" if found is not None else _inside(folder, partial(find_layout, name)) + _around(folder, name)
+    raise DataError(text, hint + near)
 
 
 def _hint_for_bare_part(folder: Path, found: Found) -> str:
@@ -778,8 +780,9 @@ def _hint_for_bare_part(folder: Path, found: Found) -> str:
 
 
 _THE_SET = "the set in it:"
+_THE_SET_AROUND = "the set that it is a part of:"
 _OF_TABLE = "and a table has their classes"
-_NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset|{_OF_TABLE}"
+_NAMES_A_SET = f"({_THE_SET}|{_THE_SET_AROUND}|the part alone:) --dataset|{_OF_TABLE}"
 """Words of hints that no other hint replaces."""
 
 
@@ -797,6 +800,23 @@ def _inside(folder: Path, find: Callable[[Path], object]) -> str:
         return ""
     which = _THE_SET if len(inside) == 1 else f"one of the {len(inside)} sets in it, such as"
     return f"; or {which} --dataset {quoted(inside[0])}"
+
+
+def _around(folder: Path, name: str) -> str:
+    """Returns words for a hint that name the folder around a folder, if that is a part of a whole set; or ""."""
+    around = _parent(folder)
+    part = part_named(Path(os.path.abspath(around)).name)
+    for whole in (_parent(around), around) if part else (around,):
+        with suppress(DataError, OSError):
+            found = find_layout(name, whole)
+            if found is not None and _is_complete(found) and has_image(folder):
+                return f"; or {_THE_SET_AROUND} --dataset {quoted(whole)}"
+    return ""
+
+
+def _parent(folder: Path) -> Path:
+    """Returns the folder around a folder; for the current folder and those above it a path that ends with ``..``."""
+    return folder.parent if folder.name not in ("", "..") else folder / ".."
 
 
 def _is_complete(found: Found) -> bool:
