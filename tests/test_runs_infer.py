@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.benchmark_reports import filled
-from support.data_sets import noise
+from support.data_sets import noise, write_class_folders
 from support.refusals import Refusal, check_refused
 from support.trained_runs import run_of
 
@@ -655,6 +655,20 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
     assert process.returncode == 130, err
     assert "interrupted" in err and "Traceback" not in err and out == ""
     assert [p.name for p in tmp_path.iterdir()] == ["many"]
+
+
+def test_class_folders_that_are_links_are_searched_as_those_of_a_data_set_are(tmp_path, monkeypatch):
+    write_class_folders(tmp_path, {("all", "red"): 2, ("all", "blue"): 3})
+    (tmp_path / "mine" / "own").mkdir(parents=True)
+    for name, target in (("red", "../all/red"), ("blue", "../all/blue"), ("self", "."), ("up", ".."), ("own2", "own")):
+        (tmp_path / "mine" / name).symlink_to(target)
+    (tmp_path / "mine" / "own" / "deep").symlink_to("../../all/red")
+    monkeypatch.chdir(tmp_path)
+    expected = [str(Path("mine", one, f"{i}.png")) for one, n in (("blue", 3), ("red", 2)) for i in range(n)]
+    for spelling in ("mine", "mine/", "min*"):
+        found = find_images([spelling])
+        assert [*found.paths] == expected
+        assert found.left_out[0].startswith("left out: 4 links to folders (")
 
 
 def test_circular_links_do_not_multiply_matches(tmp_path, monkeypatch):

@@ -91,7 +91,8 @@ def find_images(inputs: Sequence[str]) -> ImageFiles:
     """Finds the image files that inputs name.
 
     Folders are searched as folders of a data set are: what is hidden, or made by systems and tools, is left out, as are
-    masks beside their images, and links to folders are not followed.
+    masks beside their images.  Links to folders are followed as those of classes are: directly in the folder, if they
+    lead out of it and not above it.
 
     Args:
         inputs: files (accepted with any name), folders (searched recursively for the extensions of images), or patterns
@@ -159,13 +160,13 @@ def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]
         problems.append(f"cannot read {printable(str(error.filename))}: {error.strerror or error}")
 
     images = []
-    for place, folders, files in os.walk(folder, onerror=unreadable):
+    for place, folders, files in _walk(folder, unreadable):
         for name in folders:
             path = Path(place, name)
             number = num_images(path) if is_made_by_system(name) and not path.is_symlink() else 0
             if number:
                 left_out[str(path)] = (*_SYSTEM, number)
-            elif path.is_symlink():
+            elif path.is_symlink() and not (place == folder and _leads_out(path)):
                 left_out[str(path)] = (*_LINK, 1)
         folders[:] = [name for name in folders if not is_made_by_system(name)]
         for path in mask_folders([Path(place, name) for name in folders]):
@@ -187,6 +188,25 @@ def _in_folder(folder: str, problems: List[str], left_out: LeftOut) -> List[str]
     by_looks = masks_by_content(images)
     left_out.update((path, (*_MASK, 1)) for path in sorted(by_looks))
     return [path for path in images if path not in by_looks]
+
+
+def _walk(folder: str, unreadable: Callable[[OSError], None]) -> Iterator[Tuple[str, List[str], List[str]]]:
+    """Yields what ``os.walk`` does, also of the links to folders directly in the folder that lead out of it."""
+    links: List[str] = []
+    for place, folders, files in os.walk(folder, onerror=unreadable):
+        yield place, folders, files
+        if place == folder:
+            links = [path for path in (os.path.join(folder, name) for name in folders) if _leads_out(Path(path))]
+    for link in links:
+        yield from os.walk(link, onerror=unreadable)
+
+
+def _leads_out(path: Path) -> bool:
+    """Whether a path is a link to a folder that is neither below the folder that has the link nor above it."""
+    if not path.is_symlink():
+        return False
+    here, there = path.parent.resolve(), path.resolve()
+    return there != here and there not in here.parents and here not in there.parents
 
 
 def _matching(pattern: str, problems: List[str], left_out: LeftOut) -> List[str]:
