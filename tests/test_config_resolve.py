@@ -13,10 +13,10 @@ from support.refusals import check_raises
 
 from ipucnn.config.bounds import LEAST_FRACTION, MAX_FLOAT32
 from ipucnn.config.options import SPECS, RunConfig
-from ipucnn.config.resolve import resolve, resolve_resumed, resolve_saved
+from ipucnn.config.resolve import place_of_data, resolve, resolve_resumed, resolve_saved
 from ipucnn.config.spec import DIRECTORY, FRACTION, SAVED_FILE
 from ipucnn.datasets.registry import ChosenDataset
-from ipucnn.errors import ConfigurationError
+from ipucnn.errors import ConfigurationError, DataError
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def datasets_here(monkeypatch, few_presets):
 
     module.choose_dataset = choose_dataset
     module.canonical = module.known_as = lambda name: name
-    module.is_folder_name = lambda name: False
+    module.is_folder_name = lambda name: name.startswith(".")
     monkeypatch.setitem(sys.modules, "ipucnn.datasets.registry", module)
     monkeypatch.setattr("ipucnn.datasets.registry", module, raising=False)
 
@@ -77,6 +77,21 @@ def test_options_outside_of_presets_are_said_to_be_left_out(tmp_path):
     assert resolved.notes(on_ipus=False)[0].endswith("mine.yml: outside of a preset, so not read: num-epochs")
     file.write_text(file.read_text().partition("\n")[2])
     assert not resolve("train", {"dataset": "digits"}, config_name="mine", config_path=file).left_out
+
+
+@pytest.mark.parametrize("place", (".", "..", "./"))
+def test_data_of_the_folder_in_which_a_run_was_trained_are_elsewhere(place, tmp_path, monkeypatch):
+    """The folder is there wherever the next command is typed, and so says nothing."""
+    monkeypatch.chdir(tmp_path)
+    saved = resolve("train", {"dataset": place}, model="lenet").config
+    with pytest.raises(DataError) as raised, place_of_data(saved, {}, "run"):
+        raise DataError("no set", "no hint")
+    assert raised.value.hint.startswith(
+        f"the run was trained with --dataset {saved.dataset} in another folder; add"
+    )
+    with pytest.raises(DataError) as raised, place_of_data(saved, {"dataset": "photos"}, "run"):
+        raise DataError("no set", "no hint")
+    assert raised.value.hint == "no hint"
 
 
 def test_one_fold_is_noted_as_a_run_without_folds(tmp_path):

@@ -660,7 +660,13 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(trained, tmp_path):
 def test_class_folders_that_are_links_are_searched_as_those_of_a_data_set_are(tmp_path, monkeypatch):
     write_class_folders(tmp_path, {("all", "red"): 2, ("all", "blue"): 3})
     (tmp_path / "mine" / "own").mkdir(parents=True)
-    for name, target in (("red", "../all/red"), ("blue", "../all/blue"), ("self", "."), ("up", ".."), ("own2", "own")):
+    for name, target in (
+        ("red", "../all/red"),
+        ("blue", "../all/blue"),
+        ("self", "."),
+        ("up", ".."),
+        ("own2", "own"),
+    ):
         (tmp_path / "mine" / name).symlink_to(target)
     (tmp_path / "mine" / "own" / "deep").symlink_to("../../all/red")
     monkeypatch.chdir(tmp_path)

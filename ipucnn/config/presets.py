@@ -19,7 +19,9 @@ from ipucnn.text import quoted, shown_value
 
 # Data sets of small images, which share the preset MODEL@small of networks made for ImageNet.
 SMALL_IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
-_NO_OPTIONS = "write `key: value` lines of options, or give the config.yml in the folder of a run, which repeats the run"
+_NO_OPTIONS = (
+    "write `key: value` lines of options, or give the config.yml of a run folder, which repeats the run"
+)
 _WITHOUT_NAME = "leave --config out: the file holds options, not presets with names"
 BUILT_IN_FOLDER = Path(__file__).parent / "presets"
 
@@ -89,7 +91,9 @@ class PresetFile:
             return None
         source = f"{self.source}, preset {name}"
         beside = tuple(
-            key for key, node in self._nodes.items() if find_spec(key) is not None and node.id != documents.MAPPING
+            key
+            for key, node in self._nodes.items()
+            if find_spec(key) is not None and node.id != documents.MAPPING
         )
         return Preset(name, self.source, convert(entries_of(node, self.source), source), beside)
 
@@ -211,7 +215,8 @@ def load_preset(name: Optional[str], path: Optional[Path]) -> Optional[Preset]:
         presets = file.names_of_presets()
         if presets:
             raise ConfigurationError(
-                f"--config-path {shown(path)}: no preset named from it", f"add --config NAME, one of {_some(presets)}"
+                f"--config-path {shown(path)}: no preset named from it",
+                f"add --config NAME, one of {_some(presets)}",
             )
         raise ConfigurationError(f"--config-path {shown(path)}: no option of ipucnn in it", _NO_OPTIONS)
     preset = file.get(name)

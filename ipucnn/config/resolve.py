@@ -548,20 +548,23 @@ def _hint_of_place(saved: RunConfig, given: Mapping[str, PlainValue], run: str, 
     is_outside = os.path.relpath(run).startswith(os.pardir)
     if is_folder_name(saved.dataset):
         flag, place = "--dataset", str(saved.dataset)
-        if given.get("dataset") is not None or Path(place).expanduser().is_dir():
+        # "." and ".." are there wherever the command is typed.
+        is_anywhere = os.path.normpath(place).split(os.sep)[0] in (os.curdir, os.pardir)
+        if given.get("dataset") is not None or (Path(place).expanduser().is_dir() and not is_anywhere):
             return ""
     else:
         flag, place = "--dataset-path", str(saved.dataset_path)
+        is_anywhere = False
         is_given = given.get("dataset") is not None or given.get("dataset_path") is not None
         if is_given or os.path.isabs(os.path.expanduser(place)) or not is_outside:
             return ""
-    is_elsewhere = is_outside and not os.path.isabs(os.path.expanduser(place))
+    is_elsewhere = (is_outside or is_anywhere) and not os.path.isabs(os.path.expanduser(place))
     trained = f"the run was trained with {flag} {shown_value(place)}{' in another folder' * is_elsewhere}"
     words = f"{quoted(model)} {flag}" if model else flag
     for folder in Path(os.path.abspath(run)).parents:
         nearby = os.path.relpath(folder / place)
         # The parent folder itself is no answer: the run does not name it.
-        if os.path.normpath(place) != os.curdir and Path(nearby).is_dir():
+        if not is_anywhere and os.path.normpath(place) != os.curdir and Path(nearby).is_dir():
             return f"{trained}; from here, add {words} {quoted(nearby)}"
     return f"{trained}; add {words} DIR with the place of its data as seen from here"
 

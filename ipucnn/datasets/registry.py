@@ -749,7 +749,9 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
     if name == "imagemasks":
         if found is not None:
             check_has_masks(found)
-        inside = "" if found is not None else _inside(folder, partial(find_layout, name)) + _around(folder, name)
+        inside = (
+            "" if found is not None else _inside(folder, partial(find_layout, name)) + _around(folder, name)
+        )
         places = places_of_images(folder)
         lie = f": images lie in {places}" if places else ""
         alone = "" if found is None or "train" in found.parts else part_alone(found)

@@ -196,7 +196,9 @@ def _walk(folder: str, unreadable: Callable[[OSError], None]) -> Iterator[Tuple[
     for place, folders, files in os.walk(folder, onerror=unreadable):
         yield place, folders, files
         if place == folder:
-            links = [path for path in (os.path.join(folder, name) for name in folders) if _leads_out(Path(path))]
+            links = [
+                path for path in (os.path.join(folder, name) for name in folders) if _leads_out(Path(path))
+            ]
     for link in links:
         yield from os.walk(link, onerror=unreadable)
 
