@@ -18,6 +18,7 @@ from support.data_sets import encode, noise, open_set, write_cifar10, write_clas
 from support.image_files import LONG, tiff, tiff_page
 from support.refusals import check_raises
 
+from ipucnn.datasets import forms
 from ipucnn.datasets.base import read_file
 from ipucnn.datasets.images import open_image
 from ipucnn.datasets.sources import cifar, idx, records
@@ -86,6 +87,42 @@ IMAGES = {
     "tiff of large tiles": (tiff_of_large_tiles, "has 60000x60000 pixels"),
     "postscript": (lambda: POSTSCRIPT, "not an image in a known format"),
 }
+
+
+def box(brand, *compatible):
+    """The first box of an ISO file (ISO 14496-12, 4.3): size, "ftyp", brand, version, compatible brands."""
+    content = b"ftyp" + brand + bytes(4) + b"".join(compatible)
+    return struct.pack(">I", len(content) + 4) + content
+
+
+@pytest.mark.parametrize(
+    "data, content, converted",
+    [
+        (box(b"heic", b"mif1", b"heic"), "HEIF, in which phones save photographs (.heic)", True),
+        (box(b"mif1", b"mif1", b"heic"), "HEIF, in which phones save photographs (.heic)", True),
+        (box(b"avif", b"mif1"), "AVIF", True),
+        (box(b"mif1", b"mif1", b"avif"), "AVIF", True),
+        (b"\0\0\0\x0cjP  \r\n\x87\n" + box(b"jp2 "), "JPEG 2000", True),
+        (b"\xff\x4f\xff\x51\0", "JPEG 2000", True),
+        (b"\xff\x0a\0", "JPEG XL", True),
+        (b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg width="3">', "a drawing (SVG)", True),
+        (b"%PDF-1.4", "a document (PDF)", True),
+        (bytes(128) + b"DICM", "DICOM", True),
+        (b"\n<!DOCTYPE html>\n<html>", "a web page (HTML)", False),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", False),
+        (b"PK\x03\x04", "an archive (zip)", False),
+        (b"text", None, True),
+        (b"", None, True),
+        (b"<!>" * 400, None, True),  # nothing to go back over
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_image_that_is_something_else_is_named(data, content, converted):
+    ending = "is not an image in a known format" + (f": it is {content}" if content else "")
+    with pytest.raises(DataError) as raised, forms.opened(data, "image x.jpg"):
+        pass
+    assert raised.value.message == f"image x.jpg {ending}"
+    assert raised.value.hint == (forms.HINT if converted else forms.AGAIN)
 
 
 # ---------------------------------------------------------------- pickles

@@ -455,6 +455,12 @@ def test_endings_that_are_no_images_are_the_reason(tmp_path, run):
     assert code == 3
     assert "no file in it is named like an image; their endings are .dcm (8), none (1)" in err
     assert "FILE.py:FUNCTION" in err
+    for k in range(4):
+        scan = tmp_path / "saved" / "bee" / f"{k}.jfif"
+        scan.rename(scan.with_suffix(".HEIC"))
+    code, _, err = run("train", "lenet", "--dataset", tmp_path / "saved", "--dry-run")
+    assert code == 3
+    assert "no file in bee/ is named like an image; their endings are .heic (4)" in err
 
 
 @pytest.mark.parametrize("skip_damaged", [False, True])

@@ -855,7 +855,7 @@ def masks_beside(folders: Sequence[Path]) -> Dict[Path, Tuple[str, Path]]:
         ]
         for side, rest in (*rests, ("images", word)):
             part = {"tr": "train", "ts": "test"}.get(rest) or part_named(rest)
-            if part in _SERVING and _has_own_images(path):
+            if part in _SERVING and has_own_images(path):
                 sides.setdefault((rest, side), []).append(path)
                 parts[rest] = part
                 break
@@ -888,7 +888,7 @@ def _part_with_masks_beside(folder: Path) -> Optional[Found]:
 
     The set has the folder in which both lie, and a table of classes there is that of the part.
     """
-    if folder.name in ("", "..") or not _has_own_images(folder):
+    if folder.name in ("", "..") or not has_own_images(folder):
         return None
     with suppress(DataError, OSError):
         _, masks = masks_beside(subfolders(folder.parent)).get(folder, ("", folder))
@@ -971,7 +971,7 @@ def _in_one_folder(folder: Path) -> Dict[str, Path]:
     return {"images": folder, "masks": folder} if masks_among(_own_images(folder)) else {}
 
 
-def _has_own_images(folder: Path) -> bool:
+def has_own_images(folder: Path) -> bool:
     """Returns whether images lie in a folder itself; False for an unreadable one, which reading reports."""
     with suppress(DataError, OSError):
         return bool(_own_images(folder))
@@ -979,7 +979,7 @@ def _has_own_images(folder: Path) -> bool:
 
 
 def endings_instead(folder: Path) -> str:
-    """Returns words that count the files below a folder by their endings, if none is named like an image; else ""."""
+    """Returns the endings of the files below a folder with their numbers, if none is named like an image; else ""."""
     counts: Counter[str] = Counter()
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not is_made_by_system(name)]
@@ -989,7 +989,7 @@ def endings_instead(folder: Path) -> str:
     listed = ", ".join(
         f"{printable(ending) or 'none'} ({count:,})" for ending, count in counts.most_common(3)
     )
-    return f"no file in it is named like an image; their endings are {listed}"
+    return listed
 
 
 def places_of_images(folder: Path, most: int = 4) -> str:
@@ -1006,7 +1006,7 @@ def places_of_images(folder: Path, most: int = 4) -> str:
                 below += subfolders(parent)
         level = below[: 100 - num_looked_at]
         num_looked_at += len(level)
-        found += [printable(path.relative_to(folder).as_posix()) for path in level if _has_own_images(path)]
+        found += [printable(path.relative_to(folder).as_posix()) for path in level if has_own_images(path)]
     more = f" and {counted(len(found) - most, 'more folder')}" if len(found) > most else ""
     return ", ".join(found[:most]) + more
 

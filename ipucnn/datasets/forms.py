@@ -23,6 +23,7 @@ from ipucnn.datasets.image_headers import (
     HOLE,
     bmp_grey_table,
     chunks,
+    content_of,
     has_hole,
     is_jpeg,
     is_png,
@@ -182,7 +183,9 @@ def opened(
         text = f"{origin} has far more than --max-image-pixels {max_pixels}"
         raise DataError(text, "shrink it, or raise --max-image-pixels", TOO_LARGE) from error
     except Image.UnidentifiedImageError as error:
-        raise DataError(f"{origin} is not an image in a known format", hint, "unreadable") from error
+        content = content_of(data)
+        text = f"{origin} is not an image in a known format{f': it is {content.name}' if content else ''}"
+        raise DataError(text, hint if content is None or content.is_image else AGAIN, "unreadable") from error
     except Exception as error:
         raise _undecodable(error, origin, hint) from error
 

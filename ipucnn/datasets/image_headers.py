@@ -3,7 +3,7 @@
 import re
 import struct
 import zlib
-from typing import Iterator, Optional, Set, Tuple
+from typing import Iterator, NamedTuple, Optional, Set, Tuple
 
 
 def is_tiff(data: bytes) -> bool:
@@ -24,6 +24,42 @@ def is_jpeg(data: bytes) -> bool:
 def is_webp(data: bytes) -> bool:
     """Returns whether a file begins with the signature of WebP."""
     return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+
+
+_UNREAD = (
+    ("AVIF", rb"....ftyp(.{4}){0,6}avi[fs]"),
+    ("HEIF, in which phones save photographs (.heic)", rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)"),
+    ("JPEG 2000", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
+    ("JPEG XL", rb"\xff\x0a|\0\0\0\x0cJXL "),
+    ("a drawing (SVG)", rb"\s*(<[?!][^>]*>\s*)*<svg[\s>]"),
+    ("a document (PDF)", rb"%PDF-"),
+    ("a document (PostScript)", rb"%!PS|\xc5\xd0\xd3\xc6"),
+    ("an image of layers (PSD)", rb"8BPS"),
+    ("DICOM", rb".{128}DICM"),
+)
+_NO_IMAGE = (
+    ("a web page (HTML)", rb"\s*(<!--[^>]*>\s*)*<(!doctype html|html|head|body)\b"),
+    ("a pointer of Git LFS", rb"version https://git-lfs"),
+    ("an archive (zip)", rb"PK\x03\x04"),
+    ("an archive (gzip)", rb"\x1f\x8b"),
+    ("an array (NumPy)", rb"\x93NUMPY"),
+)
+
+
+class Content(NamedTuple):
+    """What a file that is not read has in it, by its first bytes; ``is_image`` says whether it can be converted."""
+
+    name: str
+    is_image: bool
+
+
+def content_of(data: bytes) -> Optional[Content]:
+    """Returns what a file has in it that is no image in a known format; None if that is not known either."""
+    for kinds, is_image in ((_UNREAD, True), (_NO_IMAGE, False)):
+        for name, pattern in kinds:
+            if re.match(pattern, data[:1024], re.DOTALL | re.IGNORECASE):
+                return Content(name, is_image)
+    return None
 
 
 _FRAMES = (0xC0, 0xC1, 0xC2)

@@ -34,6 +34,7 @@ from ipucnn.datasets.formats import (
     find_set,
     find_sets,
     has_image,
+    has_own_images,
     part_alone,
     part_named,
     places_of_images,
@@ -672,7 +673,7 @@ def _choose_in(folder: Path, task: str) -> ChosenDataset:
 def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDataset:
     """Chooses one of the data sets that were found in a folder; raises as :func:`choose_folder` does."""
     if not sets and task == ANY_TASK:
-        endings = endings_instead(folder)
+        endings = _unread_endings(folder)
         raise DataError(
             f"{shown(folder)} holds no data set that is known{f': {endings}' if endings else ''}",
             "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
@@ -761,11 +762,27 @@ def _choose_layout(name: str, folder: Path, found: Optional[Found]) -> ChosenDat
         hint = _hint_for_bare_part(folder, found) or hint + part_alone(found)
     else:
         hint += ", or two or more folders DIR/CLASS/*.jpg"
-        endings = endings_instead(folder) if found is None else ""
+        endings = _unread_endings(folder) if found is None else ""
         text = f"{folder} is not an image folder: {endings}" if endings else text
-        hint = f"{READ}; read other files in a function of yours, FILE.py:FUNCTION" if endings else hint
+        hint = (
+            f"convert them ({READ}), or read them in a function of yours, FILE.py:FUNCTION"
+            if endings
+            else hint
+        )
     near = "" if found is not None else _inside(folder, partial(find_layout, name)) + _around(folder, name)
     raise DataError(text, hint + near)
+
+
+def _unread_endings(folder: Path) -> str:
+    """Returns words about a folder without images, or the first folder in it without them beside others; or ""."""
+    endings = endings_instead(folder)
+    if endings:
+        return f"no file in it is named like an image; their endings are {endings}"
+    for path in subfolders(folder):
+        endings = endings_instead(path)
+        if endings:
+            return f"no file in {printable(path.name)}/ is named like an image; their endings are {endings}"
+    return ""
 
 
 def _hint_for_bare_part(folder: Path, found: Found) -> str:
@@ -811,7 +828,7 @@ def _around(folder: Path, name: str) -> str:
     for whole in (_parent(around), around) if part else (around,):
         with suppress(DataError, OSError):
             found = find_layout(name, whole)
-            if found is not None and _is_complete(found) and has_image(folder):
+            if found is not None and _is_complete(found) and has_own_images(folder):
                 return f"; or {_THE_SET_AROUND} --dataset {quoted(whole)}"
     return ""
 
