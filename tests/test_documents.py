@@ -319,7 +319,8 @@ def _without_colons(loader, node):
 _Oracle.add_constructor("tag:yaml.org,2002:int", _decimal)
 _Oracle.add_constructor("tag:yaml.org,2002:float", _without_colons)
 _Oracle.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
-_Oracle.add_constructor("tag:yaml.org,2002:value", lambda loader, node: node.value)
+for _name in ("value", "merge"):  # = and << as values
+    _Oracle.add_constructor(f"tag:yaml.org,2002:{_name}", lambda loader, node: node.value)
 
 
 def _same(ours, theirs):

@@ -224,7 +224,6 @@ def resolve(
     """
     from ipucnn.config import presets
     from ipucnn.datasets.formats import TFDS_PREFIX
-    from ipucnn.datasets.registry import known_as
 
     given = convert_flags(flags)
     _take_model(command, given, model)
@@ -247,6 +246,8 @@ def resolve(
     of_files = "imagemasks" if record.task == "segmentation" else "imagefolder"
     suited = named
     if named is not None and named.lower().startswith(TFDS_PREFIX):
+        from ipucnn.datasets.registry import known_as
+
         suited = known_as(named)
         has_a_size = suited is None
     if has_a_size:
