@@ -90,6 +90,7 @@ def ome(folder):
 
 
 FORMS = {"different sizes": of_sizes, "Cellpose": cellpose, "nnU-Net": nnunet, "Fiji": fiji, "OME": ome}
+WARNINGS = {"Cellpose": {"other-values", "stretched"}, "OME": {"stretched"}}  # objects by number, and 16 bits
 LINE = "--dataset set --base-filters 2 --num-epochs 1 --seed 1 --run-dir r"
 
 
@@ -102,13 +103,10 @@ def file_of(folder, name, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "different sizes" else pytest.param(name, marks=pytest.mark.slow) for name in FORMS],
-)
+@pytest.mark.parametrize("name", FORMS)
 def test_scores_of_twelve_images_are_those_of_scikit_learn(run, succeeds, tmp_path, name):
     pairs = FORMS[name](tmp_path / "set")
-    assert verified("set", ".")[:2] == (set(), set())
+    assert verified("set", ".")[:2] == (set(), WARNINGS.get(name, set()))
     code, _, err = run("train", "unet", *LINE.split())
     assert code == 0, err
     printed = json.loads(succeeds("evaluate", "r", "--contact-sheet", "worst.png", "--json")[0])
