@@ -154,17 +154,6 @@ def leftovers_out_of_the_way():
         _collected_s[0] = time.process_time()
 
 
-@pytest.fixture(autouse=True)
-def memory_of_slow_tests(request):
-    """Frees the networks of a slow test: they are few objects in cycles, so garbage is not collected soon enough.
-
-    The slow tests of large networks on the double otherwise add up to 20 GiB.
-    """
-    yield
-    if request.node.get_closest_marker("slow") is not None:
-        gc.collect()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def graph_cache(tmp_path_factory):
     """Keeps a cache of layer graphs for the tests alone, so that each graph is built once for all of them."""
