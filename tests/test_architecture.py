@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2939, 2221),
     "commands": (1470, 885),
     "config": (3396, 1724),
-    "datasets": (9574, 7393),
+    "datasets": (9655, 7440),
     "diagnosis": (435, 335),
     "models": (3627, 2801),
     "planning": (5215, 3991),

@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -388,6 +389,25 @@ def test_the_class_called_background_is_class_0_and_another_first_class_is_named
     table.write_text("40 nucleus\n* rest\n")
     line = "nucleus is class 0: scores and pictures of rest leave it out, as the background"
     assert line in open_pairs("imagemasks", tmp_path).info.warnings
+
+
+@pytest.mark.parametrize(
+    "values, names, counted",
+    [
+        ([1, 2], ("class 1", "class 2"), (0, 1)),  # ilastik
+        ([0, 7, 255], ("background", "class 7"), (0, 1, -1)),  # Cityscapes
+        ([0, 128, 255], ("background", "class 128", "class 255"), (0, 1, 2)),
+        ([[250, 50, 83], [0, 0, 0], [51, 221, 255]], ("background", "class 1", "class 2"), (2, 0, 1)),  # CVAT
+    ],
+)
+def test_the_table_that_a_hint_writes_is_read(tmp_path, values, names, counted):
+    drawn = several_classes(tmp_path / "my set", np.array(values, np.uint8))
+    with pytest.raises(DataError) as raised:
+        open_pairs("imagemasks", tmp_path / "my set")
+    subprocess.run("printf" + raised.value.hint.partition("printf")[2], shell=True, check=True)
+    source = open_pairs("imagemasks", tmp_path / "my set")
+    assert source.info.class_names == names
+    np.testing.assert_array_equal(source.train.masks, np.array(counted)[drawn[:4]])
 
 
 def test_values_and_colours_of_masks_move_with_their_classes(tmp_path):

@@ -14,6 +14,7 @@ from typing import (
     Callable,
     Collection,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -78,6 +79,7 @@ from ipucnn.datasets.segmentation.masks import (
     DESCRIPTION,
     EVERY_OTHER,
     IGNORE,
+    MOST_FOUND,
     TABLE,
     MaskClasses,
     MaskSet,
@@ -89,6 +91,7 @@ from ipucnn.datasets.segmentation.masks import (
     other_values,
     read_description,
     read_table,
+    table_command,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
@@ -277,15 +280,35 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     values: Set[int] = set()
     of_each = []
     for pair, mask in masks.items():
-        present = mask_values(codes(mask.numbers, False, f"mask {pair.shown(pair.mask)}"))
+        try:
+            present = mask_values(codes(mask.numbers, False, f"mask {pair.shown(pair.mask)}"))
+        except DataError as error:
+            colours = colours_of_masks(masks.values())
+            hint = table_command(found.location, colours) if len(colours) <= MOST_FOUND else error.hint
+            raise DataError(error.message, hint, error.code) from None
         of_each.append(present)
         values.update(present)
     subject = f"the masks of {printable(str(found.location))}"
     check_no_objects(of_each, subject)
-    classes = classes_of_values(sorted(values), f"{subject} have together")
+    try:
+        classes = classes_of_values(sorted(values), f"{subject} have together")
+    except DataError as error:
+        if len(values) > MOST_FOUND:
+            raise
+        raise DataError(
+            error.message, table_command(found.location, [(value,) for value in sorted(values)]), error.code
+        ) from None
     if found.name == "isbi2012" and classes.any_other:
         return classes._replace(names=VOLUME_CLASSES)
     return classes
+
+
+def colours_of_masks(masks: Iterable[Mask]) -> List[Tuple[int, ...]]:
+    """Returns the distinct red, green and blue of masks, in ascending order; a grey one has three equal numbers."""
+    found: Set[int] = set()
+    for mask in masks:
+        found.update(np.unique(codes(mask.numbers, True, "")).tolist())
+    return [(value >> 16, value >> 8 & 255, value & 255) for value in sorted(found)]
 
 
 def colours_of_classes(classes: MaskClasses, masks: Collection[Mask]) -> Tuple[Tuple[int, int, int], ...]:

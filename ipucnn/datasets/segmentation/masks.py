@@ -18,7 +18,7 @@ from ipucnn.datasets.forms import LARGEST_VALUE, Mask, pillow
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
-from ipucnn.text import counted, printable, shown_value
+from ipucnn.text import counted, printable, quoted, shown_value
 
 IGNORE = "ignore"
 """The name, in a table, of the value whose pixels are left out of the loss and of all scores, as in nnU-Net."""
@@ -37,6 +37,29 @@ TABLE_HINT = (
 
 ONE_CLASS = f"write two lines into DIR/{TABLE}: '0 background' and '* object'"
 """How to make all objects that masks number one class."""
+
+
+_FIRST_BRIGHT = 128
+"""Beside smaller values, 255 is a border or unlabelled, as in Pascal VOC and Cityscapes."""
+
+
+def table_command(folder: Path, values: Sequence[Tuple[int, ...]]) -> str:
+    """Returns the hint with the command that writes a table of a folder, whose names the user is to change.
+
+    Args:
+        values: the grey values or colours of the masks, in ascending order.
+    """
+    is_border = values[-1] == (255,) and len(values) > 2 and values[-2] < (_FIRST_BRIGHT,)
+    lines = []
+    for number, value in enumerate(values):
+        name = f"class {value[0] if len(value) == 1 else number}" if any(value) else "background"
+        name = IGNORE if is_border and value == (255,) else name
+        lines.append(quoted(f"{' '.join(map(str, value))} {name}"))
+    ignored = f"; {IGNORE} counts nowhere" if is_border else ""
+    return (
+        f"say which value is which class, with names of yours{ignored}: "
+        f"printf '%s\\n' {' '.join(lines)} > {quoted(folder / TABLE)}"
+    )
 
 
 class MaskClasses(NamedTuple):
