@@ -164,9 +164,9 @@ def test_docstrings_name_modules_that_exist():
 # blank lines are not counted.  These are upper bounds, with room: what is right decides the size of a part.
 BUDGET = {
     "benchmarking": (2939, 2221),
-    "commands": (1470, 885),
+    "commands": (1480, 895),
     "config": (3396, 1724),
-    "datasets": (9655, 7440),
+    "datasets": (9680, 7460),
     "diagnosis": (435, 335),
     "models": (3627, 2801),
     "planning": (5215, 3991),

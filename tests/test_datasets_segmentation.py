@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from support.data_sets import noise, open_pairs, save_pages, verified, write_pairs
 from support.refusals import Refusal, check_raises, check_refused
@@ -408,6 +409,22 @@ def test_the_table_that_a_hint_writes_is_read(tmp_path, values, names, counted):
     source = open_pairs("imagemasks", tmp_path / "my set")
     assert source.info.class_names == names
     np.testing.assert_array_equal(source.train.masks, np.array(counted)[drawn[:4]])
+
+
+def test_masks_with_black_and_with_white_as_zero_are_said_to_differ(tmp_path):
+    """The stored numbers count, whichever of the two a viewer shows as white."""
+    for number, inverted in enumerate([(), (0, 2), range(5)]):
+        folder = tmp_path / str(number)
+        several_classes(folder, np.array([0, 255], np.uint8))
+        for k in range(5):
+            (mask,) = (folder / "masks").glob(f"{k}.*")
+            stored = np.asarray(Image.open(mask))
+            mask.unlink()
+            tifffile.imwrite(
+                mask.with_suffix(".tif"), stored, photometric="miniswhite" if k in inverted else "minisblack"
+            )
+        lines = [line for line in open_pairs("imagemasks", folder).info.warnings if "white as 0" in line]
+        assert [line.partition(",")[0] for line in lines] == ["2 of 5 masks have white as 0"] * (number == 1)
 
 
 def test_values_and_colours_of_masks_move_with_their_classes(tmp_path):

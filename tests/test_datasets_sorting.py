@@ -315,6 +315,29 @@ def test_a_table_of_the_training_part_may_divide_it_once_more():
     assert (len(source.train), len(source.eval)) == (6, 6)
 
 
+@pytest.mark.parametrize(
+    "column, cells",
+    [
+        ("split", ("train", "val")),
+        ("is_valid", ("False", "True")),
+        ("is_train", ("1", "0")),
+        ("is_test", ("no", "yes")),
+    ],
+)
+def test_a_column_divides_the_images_of_the_training_folder_if_they_are_all(column, cells):
+    for k in range(9):
+        photo(f"set/train/i{k}.png")
+    write(
+        "set/train.csv",
+        f"file,label,{column}",
+        *(f"i{k}.png,{'ab'[k % 2]},{cells[k >= 6]}" for k in range(9)),
+    )
+    assert f"in the parts of its column {column}" in refused("set", "classification")
+    source = followed("set", "classification")
+    assert [Path(path).name for path in source.eval.paths] == ["train_i6.png", "train_i8.png", "train_i7.png"]
+    assert len(source.train) == 6
+
+
 def test_one_table_of_two_folders_keeps_the_parts():
     for part in ("train", "test"):
         for k in range(6):

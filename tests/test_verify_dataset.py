@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import struct
 import time
@@ -36,7 +37,7 @@ from support.events import Recorded
 from support.image_files import SHORT, exif, tiff, tiff_page
 from support.refusals import check_raises
 
-from ipucnn.datasets import base
+from ipucnn.datasets import base, sorting
 from ipucnn.datasets.damaged import refuse_damaged
 from ipucnn.datasets.formats import CIFAR_FILES
 from ipucnn.datasets.registry import choose_dataset, open_dataset
@@ -1029,3 +1030,21 @@ def real(name):
 )
 def test_real_data_sets_give_their_known_findings(folder, errors, warnings):
     assert verified(SHARED / folder, ".")[:2] == (errors, warnings)
+
+
+def test_a_folder_of_another_layout_gets_the_command_of_training(run, tmp_path):
+    """As Oxford-IIIT Pets has its masks: the hint of ``train`` and of ``verify-dataset`` makes the same set."""
+    for k in range(3):
+        for folder, stored in (
+            ("images", noise(k, 12, 12, 3)),
+            ("annotations/trimaps", noise(k, 12, 12) // 128),
+        ):
+            path = tmp_path / "pets" / folder / f"cat_{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(stored).save(path)
+    code, _, err = run("verify-dataset", "pets")
+    assert code == 3
+    command = err[err.index("python -m ipucnn.datasets.sorting masks annotation-trimap ") :].partition(";")[0]
+    assert command in run("train", "unet", "--dataset", "pets", "--dry-run")[2]
+    assert sorting.main(shlex.split(command)[3:]) == 0
+    assert run("verify-dataset", shlex.split(command)[-2])[0] == 0

@@ -3,12 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from ipucnn.config.shared_options import RunOptions
 from ipucnn.config.spec import argument, option
 from ipucnn.errors import DataError
 from ipucnn.text import counted
+
+if TYPE_CHECKING:
+    from ipucnn.datasets.formats import Found
+    from ipucnn.datasets.verification.survey import Verification
 
 
 @dataclass(frozen=True)
@@ -94,5 +98,23 @@ def verify_dataset(options: VerifyDataset) -> None:
     if verification.num_errors:
         raise DataError(
             f"{verification.dataset}: {counted(verification.num_errors, 'error')} in the data",
-            "each is described above, with what to do about it",
+            "each is described above, with what to do about it" + _sorted_instead(found, verification),
         )
+
+
+_NO_SUCH_SET = {"missing-file", "missing-subset", "unpaired", "unusable"}
+"""Codes of errors of folders that may be of another layout than the one they were taken for."""
+
+
+def _sorted_instead(found: "Optional[Found]", verification: "Verification") -> str:
+    """Returns words for a hint with the command that makes a set of a folder of another layout; or ""."""
+    from ipucnn.datasets.formats import LAYOUTS
+    from ipucnn.datasets.registry import ANY_TASK
+    from ipucnn.datasets.sorting import sorting_hint
+
+    codes = {finding.code for finding in verification.findings}
+    if found is None or found.name not in LAYOUTS or not codes & _NO_SUCH_SET:
+        return ""
+    task = "segmentation" if found.name == "imagemasks" else ANY_TASK
+    command = sorting_hint(found.location, task).command
+    return f"; or {command}" if command else ""

@@ -828,9 +828,22 @@ def _around(folder: Path, name: str) -> str:
     for whole in (_parent(around), around) if part else (around,):
         with suppress(DataError, OSError):
             found = find_layout(name, whole)
-            if found is not None and _is_complete(found) and has_own_images(folder):
+            if found is not None and _is_complete(found) and _has_part(found, folder):
                 return f"; or {_THE_SET_AROUND} --dataset {quoted(whole)}"
     return ""
+
+
+def _has_part(found: Found, folder: Path) -> bool:
+    """Whether a folder of images is one of a set: of images, of masks, or of a class beside folders of images alone."""
+    if not has_own_images(folder):
+        return False
+    parts, here = [path for part in found.parts.values() for path in part], folder.resolve()
+    if found.name == "imagemasks":
+        return any(path.resolve() == here for path in parts)
+    classes = [path for part in parts for path in subfolders(part)]
+    return any(path.resolve() == here for path in classes) and all(
+        has_own_images(path) and not subfolders(path) for path in classes
+    )
 
 
 def _parent(folder: Path) -> Path:

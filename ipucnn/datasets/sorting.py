@@ -246,16 +246,19 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
     columns, hot = _label_columns(header, [*read.values()], column)
     if not columns:
         return _NoTable(f"{name} names the images, and its columns do not tell which has their classes", True)
-    parts = _parts(header, read)
+    parts = _parts(header, read, {*map(_part_of, names.images)} > {"train"})
     if parts is None:
         return _NoTable(f"{name} has columns or folders that contradict each other about the parts", True)
     return _Table(path, header, columns, hot, read, parts[1], parts[0], len(body) - len(read))
 
 
-def _parts(header: Sequence[str], rows: Mapping[Path, List[str]]) -> Optional[Tuple[str, Dict[Path, str]]]:
+def _parts(
+    header: Sequence[str], rows: Mapping[Path, List[str]], has_other_parts: bool
+) -> Optional[Tuple[str, Dict[Path, str]]]:
     """Returns the column that says the part of each image, and the parts; None if columns contradict each other.
 
-    Folders that are called like parts say more than a column, which may divide the training part once more.
+    Folders that are called like parts say more than a column, which may divide the training part once more.  It counts
+    if all images lie in the folder of the training part.
     """
     by_folder = {image: _part_of(image) for image in rows}
     named = {*by_folder.values()}
@@ -264,7 +267,7 @@ def _parts(header: Sequence[str], rows: Mapping[Path, List[str]]) -> Optional[Tu
         return (
             None if len(named) > 1 and "train" not in named else ("", by_folder if "train" in named else {})
         )
-    if "train" in named:
+    if "train" in named and (len(named) > 1 or has_other_parts):
         return "", {}
     found: Dict[str, Dict[Path, str]] = {}
     for k, name in enumerate(header):
@@ -278,12 +281,15 @@ def _parts(header: Sequence[str], rows: Mapping[Path, List[str]]) -> Optional[Tu
     return (column, parts) if all(other == parts for other in found.values()) else None
 
 
+_ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
 def _part_in(column: str, cell: str) -> Optional[str]:
     """Returns the folder of the part that a cell names; "" for an empty cell, and None for another value."""
-    if cell and "train" in map(part_named, _parts_of_name(column)):
-        answer = {"1": "train", "true": "train", "yes": "train", "0": "val", "false": "val", "no": "val"}
-        if cell.casefold() in answer:
-            return answer[cell.casefold()]
+    of_column = [*filter(None, map(part_named, _parts_of_name(column)))]
+    if cell and of_column and of_column[0] in PARTS and cell.casefold() in _ANSWERS:
+        part = PARTS[of_column[0]]  # is_train, is_valid
+        return part if _ANSWERS[cell.casefold()] else "val" if part == "train" else "train"
     return PARTS.get(part_named(cell) or "") if cell else ""
 
 

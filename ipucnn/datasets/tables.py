@@ -44,7 +44,7 @@ class Names:
     """
 
     def __init__(self, images: Sequence[Path], root: str, folders: Collection[str] = ()) -> None:
-        self._root, self._folders = root, {*folders}
+        self.images, self._root, self._folders = images, root, {*folders}
         self._images: Dict[str, List[Path]] = {}
         for image in images:
             for key in {image.name, image.stem}:

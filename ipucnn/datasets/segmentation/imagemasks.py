@@ -52,6 +52,7 @@ from ipucnn.datasets.formats import (
 from ipucnn.datasets.forms import (
     IMAGE_HINT,
     MASK_HINT,
+    WHITE_IS_ZERO,
     Axes,
     Mask,
     Page,
@@ -301,6 +302,18 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     if found.name == "isbi2012" and classes.any_other:
         return classes._replace(names=VOLUME_CLASSES)
     return classes
+
+
+def _mixed_greys(masks: Iterable[Mask]) -> List[str]:
+    """Returns the line about masks of which some have white as 0, if others have black; viewers show those inverted."""
+    inverted = [mask.form.colour == WHITE_IS_ZERO for mask in masks]
+    if not 0 < sum(inverted) < len(inverted):
+        return []
+    verb = "has" if sum(inverted) == 1 else "have"
+    return [
+        f"{sum(inverted)} of {counted(len(inverted), 'mask')} {verb} white as 0, and viewers show them inverted: the "
+        "stored numbers count; if these are the inverse of the others', save them by one rule"
+    ]
 
 
 def colours_of_masks(masks: Iterable[Mask]) -> List[Tuple[int, ...]]:
@@ -773,6 +786,7 @@ def open_pairs(
         warnings.append(f"the classes of all parts are those of {' and '.join(map(shown, tables))}")
     warnings += notes_on_classes(classes, table is not None)
     warnings += other_values(classes, (stored[pair].numbers for pair in pairs))
+    warnings += _mixed_greys(stored[pair] for pair in pairs)
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(
