@@ -52,9 +52,24 @@ def shown_value(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """A path or a name as a shell takes it, on one line: part of a command that a hint shows."""
-    text = printable(str(value))
-    return shlex.quote(f"./{text}" if text.startswith("~") else text)
+    """A path or a name as a shell takes it, on one line: part of a command that a hint shows.
+
+    Characters that are not printed are spelt as Bash, and other shells since POSIX of 2024, read them: $'a\\x0a'.
+    """
+    text = str(value)
+    if text.startswith("~") or (text.startswith("-") and isinstance(value, os.PathLike)):
+        text = f"./{text}"  # neither a home nor an option
+    if printable(text) == text:
+        return shlex.quote(text)
+    spelt = "".join(
+        f"\\{one}" if one in "\\'" else one if printable(one) == one else _spelt(os.fsencode(one))
+        for one in text
+    )
+    return f"$'{spelt}'"
+
+
+def _spelt(data: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def counted(number: int, noun: str) -> str:

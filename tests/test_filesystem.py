@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from few_examples import tries
 from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import Refusal, check_raises, check_refused
@@ -21,7 +22,7 @@ from ipucnn import filesystem
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import Kind
 from ipucnn.runs import compare
-from ipucnn.text import printable
+from ipucnn.text import printable, quoted
 
 IS_ROOT = os.geteuid() == 0
 
@@ -529,3 +530,14 @@ def test_a_folder_below_a_link_or_a_file_cannot_be_made(here):
 def test_new_files_have_the_next_unused_name(here):
     names = [filesystem.make_new_file(here, "a").name for _ in range(4)]
     assert names == ["a", "a.2", "a.3", "a.4"] and sorted(os.listdir(here)) == names
+
+
+@tries(100, slow=1000)
+@given(st.binary(min_size=1, max_size=12).filter(lambda data: b"\0" not in data and b"/" not in data))
+def test_bash_reads_the_name_that_a_hint_quotes(name):
+    path = Path(os.fsdecode(name))
+    written = subprocess.run(
+        ["bash", "-c", f"printf %s {quoted(path)}"], stdout=subprocess.PIPE, check=True
+    ).stdout
+    assert written in (name, b"./" + name) and not written.startswith(b"-")
+    assert quoted(path).isprintable()

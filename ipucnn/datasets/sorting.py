@@ -286,9 +286,13 @@ _ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "n
 
 def _part_in(column: str, cell: str) -> Optional[str]:
     """Returns the folder of the part that a cell names; "" for an empty cell, and None for another value."""
-    of_column = [*filter(None, map(part_named, _parts_of_name(column)))]
-    if cell and of_column and of_column[0] in PARTS and cell.casefold() in _ANSWERS:
-        part = PARTS[of_column[0]]  # is_train, is_valid
+    words = [word for word in _parts_of_name(column.casefold()) if word != "is"]
+    # test_positive is no part.
+    asked = (
+        "train" if "train" in map(part_named, words) else part_named(words[0]) if len(words) == 1 else None
+    )
+    if cell.casefold() in _ANSWERS and asked in PARTS:
+        part = PARTS[asked]
         return part if _ANSWERS[cell.casefold()] else "val" if part == "train" else "train"
     return PARTS.get(part_named(cell) or "") if cell else ""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -423,11 +421,11 @@ def print_report(
     out = console(sys.stdout)
     rows = [(name, printable(value)) for name, value in report_rows(report, folder, neighbours, size_bytes)]
     out.print(fact_table(rows, title=f"{report.model} on {report.dataset.name}"))
-    lines = [f"see its curves: tensorboard --logdir {quoted(os.path.join(folder, TENSORBOARD))}"]
+    lines = [f"see its curves: tensorboard --logdir {quoted(Path(folder, TENSORBOARD))}"]
     if find_spec("tensorboard") is None:
         lines.append("  (after: pip install tensorboard)")
     if report.checkpoints and not report.checkpoints_deleted:
-        lines.insert(0, f"evaluate it: {shlex.join(['ipucnn', 'evaluate', folder, *files])}")
+        lines.insert(0, f"evaluate it: ipucnn evaluate {' '.join(map(quoted, [Path(folder), *files]))}")
     print_lines(out, *lines)
 
 
@@ -529,7 +527,7 @@ def print_folds(report: Folds, folder: str, class_names: Sequence[str], own_file
     if report.missing:
         lines.append(f"not trained: fold {', '.join(map(str, report.missing))}")
     example = report.folds[0].run if report.folds else "fold-1"
-    command = shlex.join(["ipucnn", "evaluate", os.path.join(folder, example), *own_files])
+    command = f"ipucnn evaluate {' '.join(map(quoted, [Path(folder, example), *own_files]))}"
     print_lines(out, *lines, f"saved in {folder}; evaluate one: {command}")
 
 

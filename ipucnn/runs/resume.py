@@ -11,7 +11,6 @@ All checks are made before anything is computed or written.
 """
 
 import json
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -599,5 +598,6 @@ def resume_command(folder: Path, user_files: Sequence[str]) -> str:
         folder: the run folder.
         user_files: the command-line words that name the user's own files.
     """
-    words = [*resume_words(), "ipucnn", "train", "--resume", "--run-dir", path_to_yaml(folder), *user_files]
-    return shlex.join(words)
+    place = Path(path_to_yaml(folder))
+    words = [*resume_words(), "ipucnn", "train", "--resume", "--run-dir", place, *user_files]
+    return " ".join(map(quoted, words))
