@@ -62,13 +62,14 @@ def quoted(value: object) -> str:
     if printable(text) == text:
         return shlex.quote(text)
     spelt = "".join(
-        f"\\{one}" if one in "\\'" else one if printable(one) == one else _spelt(os.fsencode(one))
-        for one in text
+        f"\\{one}" if one in "\\'" else one if printable(one) == one else _spelt(one) for one in text
     )
     return f"$'{spelt}'"
 
 
-def _spelt(data: bytes) -> str:
+def _spelt(character: str) -> str:
+    is_byte = "\udc80" <= character <= "\udcff"  # of a name that is not UTF-8
+    data = os.fsencode(character) if is_byte else character.encode("utf-8", "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in data)
 
 

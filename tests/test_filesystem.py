@@ -541,3 +541,7 @@ def test_bash_reads_the_name_that_a_hint_quotes(name):
     ).stdout
     assert written in (name, b"./" + name) and not written.startswith(b"-")
     assert quoted(path).isprintable()
+
+
+def test_names_that_no_file_can_have_are_quoted_in_one_line():
+    assert quoted("\ud800\u200b\n") == r"$'\xed\xa0\x80\xe2\x80\x8b\x0a'"
