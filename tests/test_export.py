@@ -620,10 +620,11 @@ def test_what_an_exported_network_rounds_in_scaling_pixels_is_allowed():
     """The distance of bright images of low contrast from 0 is large beside their deviation."""
     info = DatasetInfo("x", "classification", 2, (16, 16, 3), 1, 1, ("a", "b"), "", (9.0,) * 3, (5.0,) * 3)
     image_range = InputRange.of("image", info, 3)
-    pixels = RNG.randint(250, 252, (9, 16, 16, 3)).astype(np.uint8)
+    pixels = np.random.RandomState(1).randint(250, 252, (9, 16, 16, 3)).astype(np.uint8)
     inputs = keras.Input((16, 16, 3), name="input", dtype="float32")
     flat = keras.layers.Flatten(name="flat")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(2, name="top")(flat))
+    model.layers[-1].set_weights([np.random.RandomState(2).normal(0, 0.05, (768, 2)), np.zeros(2)])
     expected = np.asarray(model(image_range.apply(np.float32(pixels))))
     exact = np.asarray(in_64_bits(model)(image_range.exact(pixels)))
     images = keras.Input((16, 16, 3), name="images", dtype="uint8")
