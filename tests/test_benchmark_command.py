@@ -443,6 +443,7 @@ def test_ctrl_c_keeps_what_was_measured(run, monkeypatch):
     assert "interrupted" in out and "images/s" in out
 
 
+@pytest.mark.slow
 def test_the_input_pipeline_by_stage(run):
     report = json.loads(benchmark(run, f"lenet --mode data --dataset digits --augment --json {QUICK}")[0])
     pipeline, costs = report["data_pipeline"], []

@@ -271,6 +271,7 @@ def test_a_failed_row_does_not_stop_the_others(monkeypatch, run):
     assert len(ran) == 6, "only the one that had failed ran again"
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_resumes(monkeypatch, run):
     Path("my.yml").write_text(SMALL)
     ran = answering(monkeypatch, 0, "interrupt")

@@ -751,6 +751,7 @@ def test_the_values_that_a_line_takes_are_said(tmp_path, make, table, said, is_e
     assert ("other-values" in verified(folder, ".")[1]) == bool(said)
 
 
+@pytest.mark.slow
 def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
     """Patches as large as fit, elastic augmentation, and the same first samples."""
     folder = draw_parts(tmp_path / "set", (0, 255))

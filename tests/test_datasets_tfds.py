@@ -121,6 +121,7 @@ def test_a_default_set_in_a_tfds_directory(prepared, inside):
     assert stored == expected
 
 
+@pytest.mark.slow_cases("tfds:mnist:3.0.1-efficientnet-b0-efficientnet-b0@small-32x32x3")
 @pytest.mark.parametrize(
     ("name", "model", "preset", "size"),
     [

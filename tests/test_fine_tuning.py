@@ -143,6 +143,7 @@ def test_a_fine_tuned_run_keeps_frozen_weights_and_has_new_class_names(
     check_refused(run, Refusal(command, "--freeze 1: the run in cut has backbone"))
 
 
+@pytest.mark.slow
 def test_unsuitable_weights_and_layers_are_refused(run, colours, pretrained):
     data = ["--dataset", "imagefolder", "--dataset-path", colours, "--run-dir", "x"]
     start = ["--weights", pretrained]

@@ -18,8 +18,8 @@ def reports(tmp_path_factory):
     return play
 
 
-# test_benchmark_command.py and test_runs_kfold.py run these commands, too.
-SLOW = ("folds", "other benchmarks")
+# test_benchmark_command.py, test_runs_kfold.py and test_runs_masks.py run these commands, too.
+SLOW = ("folds", "masks", "other benchmarks")
 
 
 @pytest.mark.parametrize(

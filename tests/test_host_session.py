@@ -259,8 +259,7 @@ def test_loss_scaling_leaves_the_result_unchanged():
         np.testing.assert_array_equal(plain[name], scaled[name], err_msg=name)
 
 
-@pytest.mark.slow_cases("batch-mean-1")
-@pytest.mark.slow_cases("none-running_mean-1")
+@pytest.mark.slow_cases("batch-mean-1", "group-sum-2")
 @pytest.mark.parametrize(
     "norm, method, fused", [("batch", "mean", 1), ("group", "sum", 2), ("none", "running_mean", 1)]
 )

@@ -289,6 +289,7 @@ def test_settings_of_compile_and_of_batch_norm_are_said(succeeds, lightly):
     assert "the network's own" not in err
 
 
+@pytest.mark.slow
 def test_a_function_that_makes_another_network_than_it_did_is_refused(run, succeeds, lightly, monkeypatch):
     line = "import os; x = layers.Conv2D(2, 3, activation=os.environ.get('MINE', 'relu'), name='c')(images)"
     name = write(network(line))
@@ -377,6 +378,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow_cases("activation")
 @pytest.mark.slow_cases("pooling")
 @pytest.mark.parametrize("case", OTHER)
 def test_weights_of_a_model_that_computes_something_else_are_refused(case, run, succeeds):

@@ -242,6 +242,7 @@ def test_splits_of_a_network_with_own_layers_are_marked_as_estimated(lightly, su
 ESTIMATE = "net.py:build: its number of MACs is an estimate: "
 
 
+@pytest.mark.slow
 def test_commands_that_show_estimated_macs_say_so(lightly, succeeds):
     name = write(MIXING)
     _, err = succeeds("train", name, *SHORT, "--run-dir", "run", columns=4000)

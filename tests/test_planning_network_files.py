@@ -233,6 +233,7 @@ def test_other_members_and_texts_are_refused(tmp_path):
         check_raises(DataError, "", "", graph_in, save(tmp_path / "net.keras", text))
 
 
+@pytest.mark.slow
 def test_changed_files_give_a_graph_or_a_refusal(tmp_path):
     draw = random.Random(7)
     values = [None, 0, -1, 7, 1.5, "x", "", [], {}, [[]], {"a": 1}, True, 10**30, ["images", 0, 0]]

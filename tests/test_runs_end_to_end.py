@@ -52,6 +52,7 @@ def test_the_run_folder_holds_everything(trained):
     )  # which data, why, and what to do
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_gives_the_same_run(trained, succeeds):
     folder, _, _ = trained
     succeeds("train", "--config-path", folder / "config.yml", "--run-dir", "again")

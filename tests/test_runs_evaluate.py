@@ -147,6 +147,7 @@ def from_training_to_evaluation(folder):
     (folder.with_name("train") / "a" / "3.bmp").rename(folder.with_name("val") / "a" / "of_training.bmp")
 
 
+@pytest.mark.slow_cases("train-from_training_to_evaluation")
 @pytest.mark.slow_cases("-an_image_less", "val-exchanged_labels")
 @pytest.mark.parametrize(
     "parts, change",
@@ -252,6 +253,7 @@ def test_images_of_another_set_that_were_trained_on_are_counted(lightly, succeed
     )
 
 
+@pytest.mark.slow
 def test_shares_and_limits_hide_no_image_that_was_trained_on(lightly, succeeds, report, tmp_path):
     write_class_folders(tmp_path / "set", {("", name): 10 for name in ("a", "b")})
     words = ["--image-size", "16", "--micro-batch-size", "4", "--num-epochs", "1", "--seed", "1"]

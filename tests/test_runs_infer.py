@@ -108,6 +108,7 @@ def test_paths_that_are_named_again_are_counted(here):
     assert found.left_out == ("left out: 2 paths named again (in/0.png)",)
 
 
+@pytest.mark.slow
 def test_pictures_replace_no_images(trained, run, here):
     """Those of a data set are read only after outputs are checked."""
     save_digit(Path("set/a.png"), 1)

@@ -53,8 +53,8 @@ def folds_of(folder):
     return json.loads((folder / "folds.json").read_text())
 
 
-def test_every_example_is_held_out_once(whole):
-    report = folds_of(whole)
+def test_every_example_is_held_out_once(light_whole):
+    report = folds_of(light_whole)
     held_out = [set(row["held_out"]) for row in report["folds"]]
     assert [len(numbers) for numbers in held_out] == [30] * 3 and len(set.union(*held_out)) == 90
     assert report["missing"] == []
@@ -62,19 +62,19 @@ def test_every_example_is_held_out_once(whole):
     # A fold continued on a machine with other cores sums in the same order.
     assert report["threads"] == operation_threads()
     for row in report["folds"]:
-        assert (whole / row["run"] / "report.json").is_file() and (
-            whole / row["run"] / "config.yml"
+        assert (light_whole / row["run"] / "report.json").is_file() and (
+            light_whole / row["run"] / "config.yml"
         ).is_file()
 
 
-def test_mean_and_deviation_are_over_the_folds(whole):
-    report = folds_of(whole)
+def test_mean_and_deviation_are_over_the_folds(light_whole):
+    report = folds_of(light_whole)
     for key in ("loss", "accuracy"):
         values = np.array([row["validation"][key] for row in report["folds"]])
         assert report["mean"][key] == pytest.approx(values.mean())
         assert report["std"][key] == pytest.approx(values.std(ddof=1))
         for row in report["folds"]:
-            assert report_of(whole / row["run"])["validation"][key] == row["validation"][key]
+            assert report_of(light_whole / row["run"])["validation"][key] == row["validation"][key]
     assert mean_and_deviation([3.0]) == (3.0, None)
 
 
@@ -137,6 +137,7 @@ def stop(patch, number):
     patch.setattr(TrainingRun, "events", stopped)
 
 
+@pytest.mark.slow
 def test_cross_validation_continues_at_the_fold_where_it_stopped(
     lightly, light_whole, tmp_path, monkeypatch, run, succeeds
 ):
@@ -182,10 +183,8 @@ def test_fold_is_evaluated_on_its_held_out_part(whole, report):
     assert measured["accuracy"] == pytest.approx(folds_of(whole)["folds"][2]["validation"]["accuracy"])
 
 
-@pytest.fixture(scope="module")
-def of_pairs(tmp_path_factory):
+def train_on_pairs(place, validates=False):
     """Trains one fold of two; returns it, its data, and the same images with other labels."""
-    place = tmp_path_factory.mktemp("pairs")
     images = noise(3, 4, 8, 8)
     masks = (images > 127).astype(np.uint8) * 255
     data, other = (
@@ -197,8 +196,13 @@ def of_pairs(tmp_path_factory):
         "--no-augment --num-epochs 1 --kfold 2 --fold 1"
     )
     with pytest.MonkeyPatch.context() as patch:
-        train_lightly(patch, evaluates=True)
-        return train(place / "cv", line), data, other
+        train_lightly(patch, evaluates=validates)
+        return train(place / "cv", line if validates else f"{line} --no-validation"), data, other
+
+
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory):
+    return train_on_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.mark.slow
@@ -237,8 +241,9 @@ def test_typed_pairs_are_evaluated_whole_unless_they_are_those_of_the_fold(of_pa
     )
 
 
-def test_validation_counts_whole_images(of_pairs):
-    (row,) = folds_of(of_pairs[0])["folds"]
+@pytest.mark.slow
+def test_validation_counts_whole_images(tmp_path):
+    (row,) = folds_of(train_on_pairs(tmp_path, validates=True)[0])["folds"]
     assert row["validation"]["samples"] == 2 and isinstance(row["validation"]["samples"], int)
 
 
@@ -251,9 +256,9 @@ def test_all_folds_have_the_checksum_of_the_same_data():
     assert parts[0].pool_sha256 == parts[1].pool_sha256 != select_fold(changed, 3, 1).pool_sha256
 
 
-def test_a_fold_may_move_its_checkpoints(whole, succeeds):
+def test_a_fold_may_move_its_checkpoints(light_whole, succeeds):
     """A fold is a run like any other; only a cross-validation refuses a folder of checkpoints."""
-    shutil.copytree(whole / "fold-1", "fold-1")
+    shutil.copytree(light_whole / "fold-1", "fold-1")
     Path("fold-1/checkpoints").rename("elsewhere")
     Path("fold-1/fold-images").mkdir()  # a run may contain a folder that is called like a fold
     saved = Path("fold-1/config.yml").read_text(encoding="utf-8")
@@ -274,17 +279,17 @@ def test_a_fold_trains_on_as_a_run_with_a_folder_of_checkpoints(
     assert report_of(tmp_path / "cv" / "fold-1")["program"]["num_epochs"] == 3
 
 
-def test_the_hint_for_a_fold_can_be_typed(whole, tmp_path, run):
-    place = shutil.copytree(whole, tmp_path / ("my folds " + "x" * 150) / ("y" * 200))
+def test_the_hint_for_a_fold_can_be_typed(light_whole, tmp_path, run):
+    place = shutil.copytree(light_whole, tmp_path / ("my folds " + "x" * 150) / ("y" * 200))
     code, _, error = run("evaluate", place)
     hint = error.splitlines()[-1]
     assert code == 3
     assert shlex.split(hint.partition("name a fold in its place: ")[2]) == [str(place / "fold-1")]
 
 
-def test_time_of_a_fold_includes_all_its_processes(whole):
-    for row in folds_of(whole)["folds"]:
-        lines = (whole / row["run"] / "timings.jsonl").read_text().splitlines()
+def test_time_of_a_fold_includes_all_its_processes(light_whole):
+    for row in folds_of(light_whole)["folds"]:
+        lines = (light_whole / row["run"] / "timings.jsonl").read_text().splitlines()
         times = [json.loads(line) for line in lines]
         assert row["train_s"] == pytest.approx(sum(t["wall_s"] for t in times if t["event"] == "execution"))
 

@@ -507,6 +507,7 @@ def test_a_threshold_that_says_nothing_is_not_kept(trained, report, tmp_path, wh
     assert not Path("run/thresholds.json").exists()
 
 
+@pytest.mark.slow
 def test_infer_uses_the_threshold_that_evaluate_recommends(trained, network, run, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "thresholds.json").unlink(missing_ok=True)  # of another test

@@ -424,6 +424,7 @@ def test_other_data_are_refused(tmp_path, run):
     check_refused(run, Refusal(more, "data sha256"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_may_have_moved(tmp_path, run, succeeds, monkeypatch):
     """The hints say how to name its new place, from wherever the run is seen; a folder with other images is refused."""
     write_class_folders(tmp_path / "photos", {("", name): 8 for name in ("a", "b")})

@@ -76,7 +76,7 @@ def test_biases_and_norms_without_decay_equal_a_numpy_loop(optimizer, session):
         assert not is_left_out or np.abs(decayed[key] - expected[key]).max() > 1e-3, key
 
 
-@pytest.mark.slow_cases("host")
+@pytest.mark.slow_cases("ipu")
 @pytest.mark.parametrize("session", ["host", "ipu"])
 def test_weights_of_classes_equal_a_numpy_loop(session):
     """Four weight updates of two replicas and two steps, with losses; without weights the loop differs by far more."""

@@ -137,6 +137,7 @@ def test_an_undamaged_set_gives_no_findings(made, kind):
     assert report.to_dict()["verdict"] == "ok"
 
 
+@pytest.mark.slow_cases("membranes")
 @pytest.mark.parametrize("name", ["digits", "membranes", "random"])
 def test_generated_sets_give_no_findings(name, tmp_path):
     errors, warnings, report = verified(name, tmp_path)

@@ -1297,7 +1297,8 @@ def find_set(name: str, path: Path, *, explicit: bool = False) -> Optional[Found
     if name.startswith(TFDS_PREFIX):
         return find_tfds(name[len(TFDS_PREFIX) :], path, name)
     below = FILE_SETS[name].folders if name in FILE_SETS else ()
-    for folder in (path, *(path / one for one in below)):
+    there = [folder for folder in (path / one for one in below) if folder.is_dir()]
+    for folder in (path, *there):
         if explicit or folder != path or _is_called(name, folder):
             found = find_layout(name, folder)
             if found is not None:
