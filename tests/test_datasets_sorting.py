@@ -170,6 +170,36 @@ def test_verification_knows_the_command_of_names_and_says_what_it_leaves_out(run
     assert "nothing to copy by names" in capsys.readouterr().err
 
 
+def test_names_with_classes_count_more_than_a_folder_beside_theirs():
+    """Data sets that lie side by side may be classes, too."""
+    one_folder()
+    for k in range(4):
+        save(f"other/{k}.png", k)
+    hint = refused("set", "classification")
+    command, _, around = hint.partition("; or the set that it is a part of: ")
+    assert "names set-classes set; then pass --dataset set-classes" in command
+    assert around == "--dataset ."
+
+
+def test_outlines_beside_images_are_no_masks():
+    for k in range(4):
+        save(f"set/{k}.png", k)
+        Path(f"set/{k}.json").write_text('{"shapes": [], "imagePath": "0.png"}')
+    error = check_raises(UserError, "", "", choose_dataset, "set", Path("."), home="", task="segmentation")
+    assert error.message.endswith(
+        "; set/0.json and 3 more files beside images are not read: masks are images"
+    )
+    Path("set/about.json").write_text("{}")  # called like no image
+    for k in range(4):
+        os.remove(f"set/{k}.json")
+    assert (
+        "not read"
+        not in check_raises(
+            UserError, "", "", choose_dataset, "set", Path("."), home="", task="segmentation"
+        ).message
+    )
+
+
 def test_images_in_a_part_are_left_out_if_others_lie_in_the_folder_itself(run):
     one_folder()
     for k in range(6):
@@ -503,6 +533,17 @@ def test_files_that_may_have_the_classes_and_are_not_read_are_named(name, data, 
     error = check_raises(UserError, "", "", choose_dataset, "set", Path("."), home="", task="classification")
     assert "sorting" not in error.hint and error.message.partition("; ")[2].startswith(reason)
     assert bool(reason) == ("; " in error.message)
+
+
+@pytest.mark.parametrize(
+    "word, is_said", [("nan", True), ("NaN", True), ("None", True), ("NA", True), ("naan", False)]
+)
+def test_words_for_missing_values_are_said_to_be_classes(word, is_said):
+    for k in range(9):
+        save(f"set/{k}.png", k)
+    rows = [f"{k}.png,{word if k > 6 else 'ab'[k % 2]}" for k in range(9)]
+    Path("set/t.csv").write_text("\n".join(["name,label", *rows]))
+    assert (f"; {word} is a class, of 2 images: python" in refused("set", "classification")) == is_said
 
 
 def test_wide_characters_lines_of_objects_and_several_columns_are_read():

@@ -648,8 +648,11 @@ def with_sorting_hint(folder: Path, task: str) -> Iterator[None]:
             or not (isinstance(error, MasksAsClasses) or re.search(_NAMES_A_SET, error.hint or ""))
         ):
             command, reason = sorting_hint(folder, task)
-        # Files that do not tell the classes concern no other error.
-        reason = reason if "CLASS/" in (error.hint or "") else ""
+        around = re.search(f"; or {_THE_SET_AROUND} --dataset .*", error.hint or "", re.DOTALL)
+        command += around[0] if command and around else ""
+        # Files that do not tell the classes or masks concern no other error.
+        is_unknown = any(layout in (error.hint or "") for layout in ("CLASS/", PAIR_LAYOUT, _LAYOUTS))
+        reason = reason if is_unknown else ""
         if not (command or reason):
             raise
         message = f"{error.message}; {reason}" if reason else error.message
@@ -676,8 +679,7 @@ def choose_found(sets: Sequence[Found], folder: Path, task: str) -> ChosenDatase
         endings = _unread_endings(folder)
         raise DataError(
             f"{shown(folder)} holds no data set that is known{f': {endings}' if endings else ''}",
-            "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of "
-            "mnist, fashion_mnist, cifar10, cifar100, isbi2012, imagenet's records or a TFDS set"
+            _LAYOUTS
             + _inside(folder, find_sets)
             + (_around(folder, "imagemasks") or _around(folder, "imagefolder")),
         )
@@ -798,10 +800,14 @@ def _hint_for_bare_part(folder: Path, found: Found) -> str:
     return ""
 
 
+_LAYOUTS = (
+    "class folders of images, alone or in train/ and val/, images/ and masks/, or the files of mnist, fashion_mnist, "
+    "cifar10, cifar100, isbi2012, imagenet's records or a TFDS set"
+)
 _THE_SET = "the set in it:"
 _THE_SET_AROUND = "the set that it is a part of:"
 _OF_TABLE = "and a table has their classes"
-_NAMES_A_SET = f"({_THE_SET}|{_THE_SET_AROUND}|the part alone:) --dataset|{_OF_TABLE}"
+_NAMES_A_SET = f"({_THE_SET}|the part alone:) --dataset|{_OF_TABLE}"
 """Words of hints that no other hint replaces."""
 
 

@@ -69,6 +69,8 @@ _ONE_HOT = "one-hot"
 _LOOKS = "by-looks"
 """In place of a kind of masks: files of the name of an image with few values."""
 _HOT = ("1", "1.0")
+_MISSING = re.compile(r"nan|null|none|na", re.IGNORECASE)
+"""Cells that many programs write where a value is missing; each may also be the name of a class."""
 _LABELS = [
     "label",
     "labels",
@@ -396,6 +398,9 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
     of_which = "no class or no part" if table.parts else "no class"
     rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
+    cells = Counter(cell for one in by_part.values() for cell in one.classes(one.columns[0]).values())
+    for cell in filter(_MISSING.fullmatch, sorted(cells)):
+        rest += f"; {printable(cell)} is a class, of {counted(cells[cell], 'image')}"
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return Hint(
@@ -710,6 +715,16 @@ def _pairs_hint(folder: Path, files: _Files) -> str:
     )
 
 
+def _drawings(folder: Path, files: _Files) -> str:
+    """Returns words about files called like images that may have the outlines of their masks, as Labelme's have."""
+    stems = {path.with_suffix("") for path in files.images}
+    beside = [path for path in files.unread if path.with_suffix("") in stems]
+    if not beside:
+        return ""
+    more = f" and {counted(len(beside) - 1, 'more file')} beside images are" if len(beside) > 1 else " is"
+    return f"{shown(folder / beside[0])}{more} not read: masks are images"
+
+
 def _masks_of(kinds: Mapping[str, _Pairs]) -> List[Path]:
     return [mask for pairs in kinds.values() for masks in pairs.values() for mask in masks]
 
@@ -841,7 +856,8 @@ def sorting_hint(folder: Path, task: str) -> Hint:
     with suppress(OSError, DataError):
         files = _files_of(folder)
         if task == "segmentation":
-            return Hint(_pairs_hint(folder, files))
+            command = _pairs_hint(folder, files)
+            return Hint(command, "" if command else _drawings(folder, files))
         by_table = _classes_hint(folder, files)
         command = (
             _lists_hint(folder, files, listed_parts(folder, files.images, files.tables))
