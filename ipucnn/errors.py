@@ -80,6 +80,10 @@ class DataError(UserError):
         self.code = code
 
 
+class NoSpaceError(DataError):
+    """A disk or a quota is full."""
+
+
 class InfeasibleError(UserError):
     """No plan exists, or the model does not fit."""
 

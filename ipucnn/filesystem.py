@@ -33,6 +33,7 @@ from ipucnn.errors import (
     ConfigurationError,
     DataError,
     InfeasibleError,
+    NoSpaceError,
     UserError,
     is_out_of_memory,
     system_error_in,
@@ -107,7 +108,8 @@ def error_of(
         # Only temporary files are written without a name.
         is_temporary = number in _FULL or _NO_TEMPORARY in reason
         return DataError(reason, "set TMPDIR to a folder on a disk with free space" if is_temporary else hint)
-    return DataError(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
+    kind = NoSpaceError if number in _FULL else DataError
+    return kind(f"{shown(os.fsdecode(named))}{failed and ' ' + failed}: {reason}", hint)
 
 
 def user_error_of(error: BaseException, smaller: str = "") -> Optional[UserError]:

@@ -1,5 +1,6 @@
 """Cross-validation: folds are runs of their own, continue where they stopped, and are averaged."""
 
+import errno
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from ipucnn.runs.kfold import CrossValidation, FoldFinished, FoldStarted, mean_a
 from ipucnn.runs.sources import WeightsArgument
 from ipucnn.runs.train import TrainingRun
 from ipucnn.runs.trained import open_trained
+from ipucnn.training import checkpoints
 
 LINE = (
     "toy_model --dataset digits --limit-train 60 --limit-eval 30 --kfold 3 --num-epochs 2 --micro-batch-size 10 "
@@ -165,6 +167,27 @@ def test_cross_validation_continues_at_the_fold_where_it_stopped(
     ours, theirs = folds_of(folder), folds_of(light_whole)
     for key in ("mean", "std", "seed", "kfold"):
         assert ours[key] == theirs[key]
+
+
+def test_a_full_disk_loses_no_fold(lightly, light_whole, tmp_path, monkeypatch, run, succeeds):
+    real, names = checkpoints.save_checkpoint, []
+
+    def save(path, *content):
+        names.append(str(path))
+        if sum("fold-2" in name for name in names) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, *content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_checkpoint", save)
+        code, _, error = run(*OPTIONS, "--run-dir", "cv")
+    assert code == 3 and "error: fold 2: " in error and "No space left on device" in error
+    hint = error.splitlines()[-1]
+    assert hint == "hint: free some space, and continue it with: ipucnn train --resume --run-dir cv"
+    assert folds_of(tmp_path / "cv")["missing"] == [2, 3]
+    succeeds("train", "--resume", "--run-dir", "cv")
+    for name in ("fold-1/metrics.jsonl", "fold-2/metrics.jsonl", "fold-3/metrics.jsonl"):
+        assert Path("cv", name).read_bytes() == (light_whole / name).read_bytes()
 
 
 @pytest.mark.slow

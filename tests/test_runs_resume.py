@@ -364,10 +364,12 @@ def test_full_disk_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch, suc
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle, array, **options)
 
-    with monkeypatch.context() as patch, pytest.raises(Exception, match="No space left"):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left") as caught:
         patch.setattr(checkpoints.np.lib.format, "write_array", write_array)
         train(tmp_path / "r")
-    monkeypatch.chdir(tmp_path)
+    command = f"ipucnn train --resume --run-dir {tmp_path / 'r'}"
+    assert caught.value.hint == f"free some space, and continue it with: {command}"
     names = [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()]
     assert "last.npz" in names and not [n for n in names if n.endswith(".tmp")]
     for name in names:

@@ -16,7 +16,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from ipucnn.config.origin import CROSS_VALIDATION, DEFAULT, RUN
 from ipucnn.config.resolve import Resolved, resolve_resumed
 from ipucnn.documents import Finite, mismatch, read_record_if_present
-from ipucnn.errors import ConfigurationError, UserError
+from ipucnn.errors import ConfigurationError, NoSpaceError, UserError
 from ipucnn.events import OPENING, Began, Event, Events
 from ipucnn.interrupts import Interrupted
 from ipucnn.machine import fix_threads
@@ -153,6 +153,7 @@ class CrossValidation:
 
         Raises:
             Interrupted: SIGINT or SIGTERM arrived; the fold is saved.
+            NoSpaceError: a disk is full; finished folds and the last checkpoint of this one stay.
         """
         try:
             yield from self._events()
@@ -170,18 +171,22 @@ class CrossValidation:
                 # What is thrown while an event is shown has to reach the run, which decides what is left of it.
                 yield from run.events(partial(self._write, run))
             except Interrupted as interrupted:
-                hint = interrupted.hint
-                if self._is_written:
-                    hint = f"continue it with: {resume_command(self.root, run.context.own_files)}"
-                    if len(self.folds) == 1:
-                        hint += f" --kfold {self.num_folds} --fold {fold}"
+                hint = self._continuing(run) if self._is_written else interrupted.hint
                 raise Interrupted(
                     interrupted.exit_code, f"fold {fold}: {interrupted.message}", hint
                 ) from None
+            except NoSpaceError as error:
+                hint = f"free some space, and {self._continuing(run)}" if self._is_written else error.hint
+                raise NoSpaceError(f"fold {fold}: {error.message}", hint) from error
             self._rows[fold] = self._row(fold, run)
             self._write(run)
             yield FoldFinished(self._rows[fold])
             _forget_graphs()
+
+    def _continuing(self, run: TrainingRun) -> str:
+        """Returns words for a hint with the command that continues after a fold that ended early."""
+        alone = f" --kfold {self.num_folds} --fold {self.folds[0]}" if len(self.folds) == 1 else ""
+        return f"continue it with: {resume_command(self.root, run.context.own_files)}{alone}"
 
     def report(self) -> Folds:
         """Returns the content of ``folds.json``: finished folds, and mean and deviation of their last validations.

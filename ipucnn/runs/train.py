@@ -15,7 +15,7 @@ from ipucnn.config.resolve import Resolved
 from ipucnn.config.values import norm_of
 from ipucnn.datasets.base import IN_MEMORY, fingerprint
 from ipucnn.datasets.sources import in_memory
-from ipucnn.errors import DataError
+from ipucnn.errors import DataError, NoSpaceError
 from ipucnn.events import Events, Note
 from ipucnn.filesystem import free_bytes
 from ipucnn.interrupts import InterruptGuard, check
@@ -251,6 +251,7 @@ class TrainingRun:
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGHUP arrived; a checkpoint is saved if there was a weight update.
             NotFiniteError: the loss became NaN or infinite.
+            NoSpaceError: a disk is full; the last checkpoint stays.
         """
         context = self.context
         if isinstance(context.start, Finished):
@@ -274,11 +275,17 @@ class TrainingRun:
                 self._agree()
                 begin()
                 yield from self._events(guard)
-        except BaseException:
+        except BaseException as error:
+            folder = self.context.folder
             if len(self.state.history) == self._former_rows:
                 # Out of memory, no free IPUs, or a signal before the first weight update: there is nothing to keep,
                 # and the user will want the same folder name again.  A folder with a checkpoint is left as it is.
-                self.context.folder.discard()
+                folder.discard()
+            elif isinstance(error, NoSpaceError) and folder.checkpoint_files():
+                command = resume_command(folder.path, context.own_files)
+                raise NoSpaceError(
+                    error.message, f"free some space, and continue it with: {command}"
+                ) from error
             raise
         finally:
             self.context.folder.unlock()
