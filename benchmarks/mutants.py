@@ -9,6 +9,7 @@ tests run in a copy of the checkout.  Read each mutant that survives: either no 
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import resource
@@ -117,13 +118,19 @@ def mutants(source: str, count: int, seed: int) -> List[Mutant]:
     return sorted(drawn, key=lambda mutant: mutant.line)
 
 
+_SECONDS = itertools.count(1)
+
+
 def survives(copy: Path, module: str, source: str, tests: List[str]) -> bool:
     """Tells whether the tests pass in a copy of the checkout whose module has another source."""
     (copy / module).write_text(source)
+    # Byte code is found by whole seconds and size, and a mutant may have those of the one before it.
+    second = next(_SECONDS)
+    os.utime(copy / module, (second, second))
     words = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 1))  # noqa: E731
-    # Byte code is found by time and size, and a mutant may have those of the one before it.
-    variables = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    variables["PYTHONPATH"] = str(copy)
     return not subprocess.run(
         words, cwd=copy, env=variables, preexec_fn=limit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ).returncode
