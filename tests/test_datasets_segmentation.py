@@ -411,6 +411,20 @@ def test_the_table_that_a_hint_writes_is_read(tmp_path, values, names, counted):
     np.testing.assert_array_equal(source.train.masks, np.array(counted)[drawn[:4]])
 
 
+def test_masks_whose_objects_have_several_numbers_may_be_of_several_programs(tmp_path):
+    """Each mask has 0 and one other value: the first command of the hint makes all of these values one class."""
+    folder = tmp_path / "set"
+    several_classes(folder, np.array([0, 255], np.uint8))
+    for path in [*(folder / "masks").iterdir()][::2]:
+        Image.fromarray(np.asarray(Image.open(path)) // 255).save(path)
+    error = check_raises(DataError, "no mask has two of them beside 0", "", open_pairs, "imagemasks", folder)
+    assert "ignore" not in error.hint
+    command = error.hint.partition("programs: ")[2].partition("; or ")[0]
+    subprocess.run(["sh", "-c", command], check=True)
+    info = open_pairs("imagemasks", folder).info
+    assert info.class_names == ("background", "object")
+
+
 def test_masks_with_black_and_with_white_as_zero_are_said_to_differ(tmp_path):
     """The stored numbers count, whichever of the two a viewer shows as white."""
     for number, inverted in enumerate([(), (0, 2), range(5)]):
@@ -424,7 +438,8 @@ def test_masks_with_black_and_with_white_as_zero_are_said_to_differ(tmp_path):
                 mask.with_suffix(".tif"), stored, photometric="miniswhite" if k in inverted else "minisblack"
             )
         lines = [line for line in open_pairs("imagemasks", folder).info.warnings if "white as 0" in line]
-        assert [line.partition(",")[0] for line in lines] == ["2 of 5 masks have white as 0"] * (number == 1)
+        expected = [[], ["2 of 5 masks have white as 0"], ["the masks have white as 0"]]
+        assert [line.partition(",")[0] for line in lines] == expected[number]
 
 
 def test_values_and_colours_of_masks_move_with_their_classes(tmp_path):

@@ -701,6 +701,23 @@ SETS = {
     "greys in falling order": ("darker greys", [indexed([WHITE, BLACK], CLASSES % 2)]),
     "greys in rising order": ("", [indexed([BLACK, (85,) * 3, (170,) * 3, WHITE])]),
     "palettes beside grey": ("", [indexed([BLACK, RED, GREEN, WHITE]), png(CLASSES, 8, 0)]),
+    "two greys beside black and white": (
+        "",
+        [indexed([BLACK, WHITE], CLASSES % 2), png(255 * (CLASSES % 2), 8, 0)],
+    ),
+    "a palette of white beside grey": (
+        "different greys",
+        [png(255 * BITS, 8, 0), indexed([WHITE], 0 * CLASSES)],
+    ),
+    "grey beside a palette of white": (
+        "different greys",
+        [indexed([WHITE], 0 * CLASSES), png(255 * BITS, 8, 0)],
+    ),
+    "a palette of fewer greys": (
+        "different greys",
+        [png(CLASSES, 8, 0), indexed([BLACK, (2,) * 3], CLASSES % 2)],
+    ),
+    "numbers as greys": ("", [png(CLASSES, 8, 0), indexed([(k,) * 3 for k in range(4)])]),
     "single bits": ("", [png(BITS, 1, 0), bits(1)]),
     "single bits, white is zero": ("single bits of which 0 is white", [bits(0)] * 2),
     "single bits of both kinds": ("single bits of which 0 is white", [bits(1), bits(0)]),

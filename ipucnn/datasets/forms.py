@@ -207,7 +207,9 @@ def _undecodable(error: Exception, origin: str, hint: str) -> DataError:
     return DataError(f"{origin} cannot be decoded: {reason[:200]}", AGAIN if is_cut else hint, code)
 
 
-_ENDS_EARLY = re.compile("truncated|ends early|failed to read|corrupted (strip|tile)|Read Error")
+_ENDS_EARLY = re.compile(
+    "truncated|ends early|failed to read|corrupted (strip|tile)|read error", re.IGNORECASE
+)
 """Words of errors of Pillow, tifffile and libpng about files that end early."""
 _pillow: List[ModuleType] = []
 
@@ -233,7 +235,7 @@ _MODES: Dict[str, Tuple[int, str, str]] = {
     "RGB": (8, RGB, ""),
     "RGBA": (8, RGB, ALPHA),
     "CMYK": (8, CMYK, ""),
-    "I;16": (16, GREY, ""),
+    **dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N"), (16, GREY, "")),
     "I": (16, GREY, ""),
     "F": (32, GREY, ""),
 }
@@ -299,14 +301,25 @@ def _open_other(data: bytes, origin: str, strict: bool) -> ImageFile:
 
 def _has_other_colours(profile: bytes) -> bool:
     """Returns whether an ICC profile is one of RGB that its description does not call sRGB, or "c2", a short form."""
-    names = [name.encode(code) for name in ("sRGB", "c2") for code in ("ascii", "utf-16-be")]
-    described = profile
+    described = ""
     for place in range(132, min(len(profile), 132 + 12 * 100), 12):  # the table of tags (ICC.1:2010, 7.3)
         if profile[place : place + 4] == b"desc":
-            begin, size = (int.from_bytes(profile[at : at + 4], "big") for at in (place + 4, place + 8))
-            described = profile[begin : begin + size]
+            begin, size = (_number(profile, at) for at in (place + 4, place + 8))
+            described = _described_as(profile[begin : begin + size])
             break
-    return profile[16:20] == b"RGB " and not any(name in described for name in names)
+    return profile[16:20] == b"RGB " and "sRGB" not in described and described != "c2"
+
+
+def _number(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 4], "big")
+
+
+def _described_as(tag: bytes) -> str:
+    """Returns the text of a description, of version 2 (ICC.1:2001-04, 6.5.17) or its first one of version 4 (10.15)."""
+    if tag[:4] == b"mluc":
+        begin = _number(tag, 24)
+        return tag[begin : begin + _number(tag, 20)].decode("utf-16-be", "replace")
+    return tag[12 : 12 + _number(tag, 8)].decode("latin-1").rstrip("\0")
 
 
 def _has_black_row(image: PillowImage) -> bool:

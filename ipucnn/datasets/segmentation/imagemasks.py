@@ -89,6 +89,7 @@ from ipucnn.datasets.segmentation.masks import (
     codes,
     mask_values,
     notes_on_classes,
+    one_class_command,
     other_values,
     read_description,
     read_table,
@@ -296,19 +297,30 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
     except DataError as error:
         if len(values) > MOST_FOUND:
             raise
-        raise DataError(
-            error.message, table_command(found.location, [(value,) for value in sorted(values)]), error.code
-        ) from None
+        message, several = (
+            error.message,
+            [{*present} - {0} for present in of_each if len({*present} - {0}) > 1],
+        )
+        # Beside other values 255 is a border; alone in a mask it is the object, of another number than in others.
+        has_border = any(255 in present for present in several)
+        hint = table_command(found.location, [(value,) for value in sorted(values)], has_border)
+        if 0 in values and not several:
+            message += ", and no mask has two of them beside 0"
+            one_class = one_class_command(found.location)
+            hint = f"if each is the object, in masks of several programs: {one_class}; or {hint}"
+        raise DataError(message, hint, error.code) from None
     if found.name == "isbi2012" and classes.any_other:
         return classes._replace(names=VOLUME_CLASSES)
     return classes
 
 
-def _mixed_greys(masks: Iterable[Mask]) -> List[str]:
-    """Returns the line about masks of which some have white as 0, if others have black; viewers show those inverted."""
+def _inverted_greys(masks: Iterable[Mask]) -> List[str]:
+    """Returns the line about masks that have white as 0: viewers show them inverted."""
     inverted = [mask.form.colour == WHITE_IS_ZERO for mask in masks]
-    if not 0 < sum(inverted) < len(inverted):
+    if not any(inverted):
         return []
+    if all(inverted):
+        return ["the masks have white as 0, and viewers show them inverted: the stored numbers count"]
     verb = "has" if sum(inverted) == 1 else "have"
     return [
         f"{sum(inverted)} of {counted(len(inverted), 'mask')} {verb} white as 0, and viewers show them inverted: the "
@@ -786,7 +798,7 @@ def open_pairs(
         warnings.append(f"the classes of all parts are those of {' and '.join(map(shown, tables))}")
     warnings += notes_on_classes(classes, table is not None)
     warnings += other_values(classes, (stored[pair].numbers for pair in pairs))
-    warnings += _mixed_greys(stored[pair] for pair in pairs)
+    warnings += _inverted_greys(stored[pair] for pair in pairs)
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(

@@ -7,7 +7,7 @@ line called "ignore" defines the value of pixels that count nowhere.
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -43,13 +43,14 @@ _FIRST_BRIGHT = 128
 """Beside smaller values, 255 is a border or unlabelled, as in Pascal VOC and Cityscapes."""
 
 
-def table_command(folder: Path, values: Sequence[Tuple[int, ...]]) -> str:
+def table_command(folder: Path, values: Sequence[Tuple[int, ...]], has_border: bool = True) -> str:
     """Returns the hint with the command that writes a table of a folder, whose names the user is to change.
 
     Args:
         values: the grey values or colours of the masks, in ascending order.
+        has_border: whether 255 may be a border or unlabelled pixels.
     """
-    is_border = values[-1] == (255,) and len(values) > 2 and values[-2] < (_FIRST_BRIGHT,)
+    is_border = has_border and values[-1] == (255,) and len(values) > 2 and values[-2] < (_FIRST_BRIGHT,)
     lines = []
     for number, value in enumerate(values):
         name = f"class {value[0] if len(value) == 1 else number}" if any(value) else "background"
@@ -60,6 +61,11 @@ def table_command(folder: Path, values: Sequence[Tuple[int, ...]]) -> str:
         f"say which value is which class, with names of yours{ignored}: "
         f"printf '%s\\n' {' '.join(lines)} > {quoted(folder / TABLE)}"
     )
+
+
+def one_class_command(folder: Path) -> str:
+    """Returns the command that writes a table of a folder in which all values but 0 are one class."""
+    return f"printf '%s\\n' '0 background' '* object' > {quoted(folder / TABLE)}"
 
 
 class MaskClasses(NamedTuple):
@@ -131,20 +137,27 @@ class MaskSet:
     """
 
     def __init__(self, table: Optional[MaskClasses]) -> None:
-        self._has_colours = table is not None and table.colours
+        self._table = table
         self._palettes: List[Tuple[str, np.ndarray, np.ndarray]] = []
+        self._plain = self._indexed = ""
+        self._greys: Set[int] = set()
+        self._have_same_zero = True
 
     def check(self, mask: Mask, origin: str) -> None:
         """Rejects a mask that does not agree with those before it.
 
         Raises:
-            DataError: its palette gives a number another colour than the palette of an earlier mask, or gives brighter
-                greys to smaller numbers.
+            DataError: its palette gives a number another colour than the palette of an earlier mask, gives brighter
+                greys to smaller numbers, or gives other greys than its numbers if masks without a palette have greys.
         """
         palette = mask.form.palette
-        if palette is None or self._has_colours:
+        if (self._table is not None and self._table.colours) or mask.numbers.ndim > 2:
             return
-        values = np.unique(mask.numbers)
+        values = np.array(mask_values(mask.numbers))
+        if palette is None:
+            self._plain = self._plain or origin
+            self._check_greys(values, values, origin)
+            return
         colours = palette[values].astype(int)
         is_grey = (colours == colours[:, :1]).all()
         if is_grey and (np.diff(colours[:, 0]) < 0).any():
@@ -163,6 +176,25 @@ class MaskSet:
                 )
         if not any(np.array_equal(values, known) for _, known, _ in self._palettes):
             self._palettes.append((origin, values, colours))
+        if is_grey and (colours[:, 0] != values).any():
+            self._indexed = self._indexed or origin
+            self._check_greys(values, colours[:, 0], origin)
+
+    def _check_greys(self, numbers: np.ndarray, greys: np.ndarray, origin: str) -> None:
+        """Rejects a mask if numbers of a palette of greys and greys without one stand for different classes.
+
+        They agree if all pixels but those of 0 are one class.
+        """
+        self._greys.update(greys.tolist())
+        self._have_same_zero &= bool(np.array_equal(numbers == 0, greys == 0))
+        has_one_object = len(self._greys - {0}) < 2 if self._table is None else self._table.any_other
+        if self._plain and self._indexed and not (self._have_same_zero and has_one_object):
+            other = self._plain if origin == self._indexed else self._indexed
+            raise DataError(
+                f"{origin} and {other} mean different greys by their numbers: one of them has a palette of greys",
+                _PALETTE_HINT,
+                "mask-values",
+            )
 
 
 _PALETTE_HINT = (
