@@ -158,8 +158,11 @@ class MemoryErrors:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, for use in another message; for a ``UserError`` its message without the hint."""
-    return error.message if isinstance(error, UserError) else str(error)
+    """The text of an error, for use in another message, without a terminal's colours; for a ``UserError`` its message
+    without the hint."""
+    import re
+
+    return error.message if isinstance(error, UserError) else re.sub(r"\x1b\[[0-9;]*m", "", str(error))
 
 
 def did_you_mean(name: str, choices: "Iterable[str]", cutoff: float = 0.6) -> "Optional[str]":

@@ -81,7 +81,7 @@ class OwnFunction:
             # Last, so that files there cannot replace modules of Python or of installed packages.
             sys.path.append(str(self.path.parent))
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), _no_arguments(self.name):
                 function = self.load()
                 if callable(function):
                     return function(*arguments)
@@ -94,6 +94,16 @@ class OwnFunction:
                 with contextlib.suppress(ValueError):
                     sys.path.remove(str(self.path.parent))
         raise ConfigurationError(f"{shown_value(self.name)} is not a function", "define it with def")
+
+
+@contextlib.contextmanager
+def _no_arguments(name: str) -> Iterator[None]:
+    """Hides the command line from the user's code, which may read it with argparse."""
+    given, sys.argv = sys.argv, [name]
+    try:
+        yield
+    finally:
+        sys.argv = given
 
 
 @functools.lru_cache(maxsize=None)
@@ -128,8 +138,8 @@ def own_code_failed(
         where = ""  # the place of the import is not the mistake
     if isinstance(error, SyntaxError) and error.filename:
         where = f", {shown(Path(error.filename))}, line {error.lineno}"
-    # Keras writes several lines, including the cause, with terminal colours.
-    text = printable(" ".join(re.sub(r"\x1b\[[0-9;]*m", "", text_of(error)).split()))[:300]
+    # Keras writes several lines, including the cause.
+    text = printable(" ".join(text_of(error).split()))[:300]
     return ConfigurationError(
         f"{shown_value(what)} raised {type(error).__name__}{': ' + text if text else ''}{where}", hint
     )

@@ -166,15 +166,15 @@ BUDGET = {
     "benchmarking": (2939, 2221),
     "commands": (1480, 895),
     "config": (3396, 1724),
-    "datasets": (9680, 7460),
+    "datasets": (9960, 7680),
     "diagnosis": (435, 335),
-    "models": (3627, 2801),
+    "models": (3760, 2890),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7444, 5754),
+    "runs": (7465, 5770),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
-    "modules at the top": (2640, 2125),
+    "modules at the top": (2650, 2135),
 }
 
 

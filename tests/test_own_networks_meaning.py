@@ -167,6 +167,22 @@ class Described(Scale):
 class Convolution(keras.layers.Conv2D): pass
 class Probabilities(keras.layers.Layer):
     def call(self, x): return tf.nn.softmax(x)
+class Gates(keras.layers.Layer):
+    def call(self, x): return tf.sigmoid(x)
+class Merge(keras.layers.Layer):
+    def call(self, x, skip=None):
+        values = [*x.values()] if isinstance(x, dict) else [x, skip]
+        return tf.concat([value for value in values if value is not None], -1)
+class L2(keras.regularizers.Regularizer):
+    def __call__(self, x): return tf.reduce_sum(x ** 2) / 2
+    def get_config(self): return {"l2": 1.0}
+class HeNormal(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None, **options): return tf.ones(shape, dtype or "float32")
+    def get_config(self): return {}
+def changed(layer, x, key, value):
+    y = layer(x)
+    setattr(layer.kernel if key == "trainable" else layer, key, value)
+    return y
 class Unit(keras.layers.Layer):
     def build(self, shape):
         self.w = self.add_weight(name="w", shape=(shape[-1],), initializer="ones",
@@ -208,6 +224,25 @@ MEANT_OTHERWISE = {
     "a sum of sigmoids": (ended("a + b", "sigmoid"), "'add' .* gives probabilities"),
     "probabilities in another shape": (ended("layers.Reshape((num_classes,))(a)"), "gives probabilities"),
     "probabilities of a class of its own": (ended("Probabilities()(a)", "linear"), "gives probabilities"),
+    "probabilities before a layer that keeps them": (
+        ended("layers.Activation('linear')(Probabilities()(a))", "linear"), "gives probabilities"),
+    "gates of a class of its own": (ended("Gates()(a)", "linear"), "gives probabilities"),
+    "probabilities over the batch": (ended("layers.Softmax(axis=0)(a)", "linear"), "ends in Softmax"),
+    "two tensors": (network("x = Merge()(images, layers.Conv2D(3, 1)(images))", imports=OWN),
+                    "'merge' .* is called with (a second tensor|skip=a tensor)"),
+    "a tensor by its name": (network("x = Merge()(images, skip=layers.Conv2D(3, 1)(images))", imports=OWN),
+                             "'merge' .* is called with skip=a tensor"),
+    "a regularizer called like one of Keras": (
+        network("x = layers.Conv2D(2, 3, kernel_regularizer=L2())(images)", imports=OWN),
+        "has kernel_regularizer L2, a class that is not Keras' own"),
+    "initial values called like some of Keras": (
+        network("x = layers.Conv2D(2, 3, kernel_initializer=HeNormal())(images)", imports=OWN),
+        "has kernel_initializer HeNormal, a class that is not Keras' own"),
+    "a regularizer that comes too late": (
+        network("x = changed(layers.Conv2D(2, 3), images, 'kernel_regularizer', keras.regularizers.L2(0.5))",
+                imports=OWN), "adds to the loss something else"),
+    "types of all layers": (network("keras.backend.set_floatx('float16')\n    x = images", imports=OWN),
+                            "sets the type of all"),
     "a softmax at the end and before": (
         network(end="    d = layers.Dense(num_classes, activation='softmax')\n"
                 "    return keras.Model(images, d(d(layers.Dense(num_classes)(layers.Flatten()(images)))))\n"),
@@ -223,6 +258,35 @@ def test_what_would_become_another_network_is_refused(case):
     with pytest.raises(ConfigurationError, match=message) as caught:
         built(text)
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
+
+
+IN_DICT = network("x = Merge()({'a': images, 'b': layers.Conv2D(3, 1)(images)})", imports=OWN)
+FROZEN = network("x = changed(layers.Conv2D(2, 3), images, 'trainable', False)", imports=OWN)
+LOSSES = ("c = layers.Conv2D(2, 3); x = c(images)", "c.add_loss(lambda: tf.reduce_sum(c.kernel))")
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2.6 freezes no single weight, and refuses dictionaries itself")
+@pytest.mark.parametrize(
+    "text, message", [(IN_DICT, "with tensors in a dict"), (FROZEN, "is trained, and its kernel is not")]
+)
+def test_what_keras_3_alone_can_express_is_refused(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        built(text)
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 takes losses in calls of layers alone")
+def test_losses_that_are_added_to_a_layer_or_a_model_of_keras_2_are_refused():
+    with pytest.raises(ConfigurationError, match=r"'conv2d' .* adds to the loss something else"):
+        built(network(*LOSSES, imports=OWN))
+    of_model = ended("a", "linear").replace("return keras.Model(images, a)", "m = keras.Model(images, a)")
+    with pytest.raises(ConfigurationError, match="add_loss of a model"):
+        built(f"{of_model}    m.add_loss(lambda: tf.reduce_sum(m.weights[0]))\n    return m\n")
+
+
+def test_regularizers_of_frozen_layers_add_nothing():
+    line = "x = layers.Conv2D(2, 3, kernel_regularizer='l2', trainable=False)(layers.Conv2D(3, 1)(images))"
+    _, model = built(network(line))
+    assert penalties(model) == {}
 
 
 def test_complete_layers_and_gates_of_sigmoid_are_accepted():
@@ -376,6 +440,36 @@ OTHER = {
     "pooling": {"pool": layers.AveragePooling2D},
     "end": {"end": "sigmoid"},
 }
+
+
+ENDS = {
+    "another pooling": "layers.GlobalMaxPooling2D()(layers.Conv2D({n}, 3, name='b')(z))",
+    "another padding": "layers.GlobalAveragePooling2D()(layers.Conv2D({n}, 3, padding='same', name='b')(z))",
+    "scaled logits": "layers.Softmax()(layers.Rescaling(0.1)(layers.GlobalAveragePooling2D()("
+    "layers.Conv2D({n}, 3, name='b')(z))))",
+}
+
+
+@pytest.mark.parametrize("num_classes", [10, 4])
+@pytest.mark.parametrize("case", ["the same", *ENDS])
+def test_what_follows_the_last_weights_is_compared(case, num_classes, run, lightly):
+    """If the classes are others, the last layer is new, and so is what follows it."""
+    mine = "layers.GlobalAveragePooling2D()(layers.Conv2D({n}, 3, name='b')(z))"
+
+    def lines(end, count):
+        return f"z = layers.Conv2D(4, 3, name='a')(images)\n    return keras.Model(images, {end.format(n=count)})"
+
+    images = keras.Input((28, 28, 1))
+    z = layers.Conv2D(4, 3, name="a")(images)
+    end = mine if case == "the same" else ENDS[case]
+    outputs = eval(end.format(n=num_classes), {"layers": layers, "z": z})
+    keras.Model(images, outputs).save("other.h5")
+    name = write(network(end=f"    {lines(mine, 'num_classes')}\n"))
+    data = ("--dataset", "digits", "--image-size", 28)
+    code, _, err = run("train", name, "--weights", "other.h5", *data, *TRAIN, columns=400)
+    is_refused = case != "the same" and num_classes == 10
+    assert ("computes something else" in err) == is_refused, err
+    assert code == (3 if is_refused else 0)
 
 
 @pytest.mark.slow_cases("activation")

@@ -171,6 +171,8 @@ def remove_softmax(blueprint: Blueprint) -> bool:
     last = blueprint[blueprint.output]
     if last.is_own or (last.stock != "Softmax" and last.config.get("activation") != "softmax"):
         return False
+    if last.stock == "Softmax" and last.config.get("axis", -1) not in (-1, 1):
+        return False  # over the batch, or unknown
     if last.stock in ("Activation", "Softmax"):
         blueprint.bypass([last.name])
     else:

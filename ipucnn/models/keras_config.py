@@ -87,8 +87,8 @@ def read_nodes(name: str, kind: str, config: PlainValue, canonical: bool = False
         name: name of the network, for messages.
         kind: class name of the model.
         config: configuration of the model.
-        canonical: whether layers get canonical names: without slashes, and layers that Keras named by its counter are
-            numbered from zero, separately in each model.
+        canonical: whether layers get canonical names: without slashes, commas and blanks, and layers that Keras named
+            by its counter are numbered from zero, separately in each model.
 
     Raises:
         ConfigurationError: there are several inputs or outputs, or layers that are not listed or not connected.
@@ -142,7 +142,9 @@ class _Reader:
         entries, first, last = self._entries(model, where)
         is_trained = is_trained and model["config"].get("trainable", True) is not False
         calls: _Calls = {
-            local: [([], [])] if local == first else [_arguments(node) for node in entry["inbound_nodes"]]
+            local: [([], [])]
+            if local == first
+            else [_call_of(entry, node) for node in entry["inbound_nodes"]]
             for local, entry in entries.items()
         }
         for local, of_layer in calls.items():
@@ -156,7 +158,8 @@ class _Reader:
                 self._fail(f"more than {MAX_CALLS:,} layers", "give a smaller network")
             entry, (reads, others) = entries[local], calls[local][number]
             name = prefix + renamed.get(local, local)
-            name = name.replace("/", "_") if self._canonical else name
+            # Lists of names on the command line are divided at blanks and commas.
+            name = re.sub(r"[/,\s]", "_", name) if self._canonical else name
             inputs = [outputs[read] for read in reads]
             if local == first and source is not None:
                 outputs[local, number] = source
@@ -317,6 +320,51 @@ def _chain(config: PlainDict, layers: Sequence[PlainDict]) -> List[PlainDict]:
     for previous, layer in zip([None, *chain], chain):
         layer["inbound_nodes"] = [] if previous is None else [[[previous["name"], 0, 0, {}]]]
     return chain
+
+
+def _call_of(entry: PlainDict, node: PlainValue) -> _Reads:
+    """The result of :func:`_arguments` for a call, with further arguments of a layer that are tensors.
+
+    A layer is called again with one tensor, or one list of them, in its first argument.
+    """
+    reads, others = _arguments(node)
+    if _is_operation(entry):
+        return reads, others
+    if isinstance(node, dict):  # Keras 3
+        arguments = [("", value) for value in node.get("args") or ()]
+        arguments += [*(node.get("kwargs") or {}).items()]
+        tensors = [(key, value) for key, value in arguments if _has_tensor(value)]
+        if len(tensors) == 1 and tensors[0][0] in ("", "x", "inputs") and _is_plain(tensors[0][1]):
+            return reads, others
+        if len(tensors) > 1:
+            return reads, [
+                *others,
+                *((key, "a tensor" if key else "a second tensor") for key, _ in tensors[1:]),
+            ]
+        return reads, [
+            *others,
+            *((key, "a tensor" if key else "tensors in a dict or in lists") for key, _ in tensors),
+        ]
+    kinds = {type(history[0]) for history in node if isinstance(history, (list, tuple)) and history}
+    named = [
+        key
+        for history in node
+        if isinstance(history, (list, tuple)) and len(history) == 4 and isinstance(history[3], dict)
+        for key, value in history[3].items()
+        if isinstance(value, (dict, list, tuple)) and _arguments(value)[0]
+    ]
+    others = [*others, *((key, "a tensor") for key in dict.fromkeys(named))]
+    return reads, [*others, *([("", "tensors in lists")] if kinds - {str} else [])]
+
+
+def _has_tensor(value: PlainValue) -> bool:
+    return next(_ranks(value), None) is not None
+
+
+def _is_plain(value: PlainValue) -> bool:
+    """Whether an argument of Keras 3 is a tensor, or a list of tensors alone."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(one, dict) and one.get("class_name") == "__keras_tensor__" for one in each)
 
 
 def _arguments(node: PlainValue) -> _Reads:

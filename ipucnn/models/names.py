@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Tuple
 
-from ipucnn.aliases import KerasModel, TfVariable
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, TfVariable
 from ipucnn.models.blueprint import INPUT_NAME, Blueprint
 from ipucnn.models.keras_config import counted_from_zero, snake_case
 from ipucnn.models.settings import penalty_of
@@ -61,25 +61,31 @@ def base_name(weight: str) -> str:
 
 
 def named_weights(model: KerasModel) -> Dict[str, TfVariable]:
-    """All weights of a flat functional model by canonical name, as tf.Variables, in layer order.
+    """All weights of a flat functional model by canonical name, as tf.Variables, in layer order."""
+    return {
+        f"{layer.name}/{name}": weight for layer in model.layers for name, weight in weights_of(layer).items()
+    }
+
+
+def weights_of(layer: KerasLayer) -> Dict[str, TfVariable]:
+    """The weights of a layer by their canonical names in it, as tf.Variables.
 
     A layer that contains layers can have several weights of the same name; from the second on they are numbered.
     """
     from ipucnn.compat import tf_variable
 
     weights: Dict[str, TfVariable] = {}
-    for layer in model.layers:
-        renamed = {}
-        for kind in type(layer).__mro__:
-            renamed.update(_KERAS_3_NAMES.get(kind.__name__, {}))
-        for weight in layer.weights:
-            base = base_name(weight.name)
-            first = name = f"{layer.name}/{renamed.get(base, base)}"
-            number = 0
-            while name in weights:
-                number += 1
-                name = f"{first}_{number}"
-            weights[name] = tf_variable(weight)
+    renamed = {}
+    for kind in type(layer).__mro__:
+        renamed.update(_KERAS_3_NAMES.get(kind.__name__, {}))
+    for weight in layer.weights:
+        base = base_name(weight.name)
+        first = name = renamed.get(base, base)
+        number = 0
+        while name in weights:
+            number += 1
+            name = f"{first}_{number}"
+        weights[name] = tf_variable(weight)
     return weights
 
 
@@ -88,11 +94,20 @@ def penalties(model: KerasModel) -> Dict[str, Tuple[float, float]]:
 
     Keras 3 adds those of trained weights alone, and so does training here.
     """
+    return {
+        f"{layer.name}/{weight}": factors
+        for layer in model.layers
+        if layer.trainable
+        for weight, factors in penalties_of(layer.get_config()).items()
+    }
+
+
+def penalties_of(config: KerasConfig) -> Dict[str, Tuple[float, float]]:
+    """The factors of the L1 and L2 norms in a layer's settings, by the name of the weight in the layer."""
     factors = {}
-    for layer in model.layers:
-        for key, value in layer.get_config().items():
-            weight, _, word = key.rpartition("_")
-            if word == "regularizer" and value is not None and weight != "activity":
-                weight += "_kernel" if weight in ("depthwise", "pointwise") else ""
-                factors[f"{layer.name}/{weight}"] = penalty_of(value)
+    for key, value in config.items():
+        weight, _, word = key.rpartition("_")
+        if word == "regularizer" and value is not None and weight != "activity":
+            weight += "_kernel" if weight in ("depthwise", "pointwise") else ""
+            factors[weight] = penalty_of(value)
     return factors

@@ -26,11 +26,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ipucnn.aliases import KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.models.blueprint import (
@@ -58,7 +58,7 @@ from ipucnn.models.keras_files import (
     read_model,
     read_statistics,
 )
-from ipucnn.models.names import base_name, named_weights, penalties
+from ipucnn.models.names import base_name, named_weights, penalties, penalties_of, weights_of
 from ipucnn.models.preprocessing import (
     PREPROCESSING,
     ImageScaling,
@@ -321,11 +321,13 @@ class OwnNetwork:
         )
         if getattr(model, "optimizer", None) is not None:
             self.remarks = (*self.remarks, _COMPILED)
+        _check_losses(name, nodes, model)
         _check_initial_weights(name, nodes, model, first_values)
         _check_trained_as(name, self.architecture, self.trained_as)
+        ends = _ends(self.architecture)
         for node in nodes:
             if node.name in {own.name for own in _own_nodes(self.architecture)}:
-                is_last = node.name == self.architecture.output
+                is_last = node.name in ends
                 _check_remade(name, self.architecture[node.name], node.layer_in(model), is_last)
         self._called = key
 
@@ -444,16 +446,26 @@ def _called(
     """
     from tensorflow import keras
 
-    old_policy = keras.mixed_precision.global_policy()
+    old_policy, old_type = keras.mixed_precision.global_policy(), keras.backend.floatx()
     with seeded_generators(seed, "own"), _first_values() as first_values:
         model = make(shape, num_classes)
     policy = keras.mixed_precision.global_policy().name
+    if keras.backend.floatx() != old_type:
+        policy = keras.backend.floatx()
+        keras.backend.set_floatx(old_type)
     if policy != "float32":
         # Otherwise later networks of this process would also get this policy.
         keras.mixed_precision.set_global_policy(old_policy)
         raise ConfigurationError(
             f"{name} sets the type of all of Keras' layers to {policy}",
             "leave types out of the network: --precision 16.16 trains in 16 bits",
+        )
+    other = type(model).__module__
+    if not isinstance(model, keras.Model) and "keras" in other:
+        raise ConfigurationError(
+            f"{name} returned a {shown_value(type(model).__name__)} of {shown_value(other)}, which is not TensorFlow's "
+            "Keras",
+            "import it with: from tensorflow import keras",
         )
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
@@ -554,8 +566,63 @@ def _freeze_as_keras(name: str, nodes: Sequence[Node], model: KerasModel) -> Non
                 f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) is not frozen, and a model around it is",
                 "freeze or unfreeze the model first, and then its layers",
             )
+        untrained = [
+            base_name(weight.name)
+            for weight in getattr(layer, "_trainable_variables", ())  # of Keras 3
+            if stock_kind(layer) and not weight.trainable
+        ]
+        if layer.trainable and untrained and not getattr(layer, "lora_enabled", False):
+            raise ConfigurationError(
+                f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) is trained, and its {untrained[0]} is not",
+                "freeze the whole layer: layer.trainable = False",
+            )
         if node.config.get("trainable", True) != is_trained:
             node.config["trainable"] = is_trained
+
+
+def _check_losses(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
+    """Refuses layers and models that add something else to the loss than the regularizers in their settings.
+
+    Keras adds what a layer had when it was built, and what ``add_loss`` gave it.
+
+    Raises:
+        ConfigurationError: there is such a layer or model; the message names it.
+    """
+    from ipucnn.compat import KERAS_3
+
+    hint = "give stock layers kernel_regularizer='l2' when they are made, or use --weight-decay"
+    rng = np.random.default_rng(0)
+    layers = {id(node.layer_in(model)): node for node in nodes if node.has_layer and node.kind != INPUT_LAYER}
+    for node in layers.values():
+        layer, is_own = node.layer_in(model), not stock_kind(node.layer_in(model))
+        factors = penalties_of(node.config) if layer.trainable or not KERAS_3 else {}
+        if is_own and any(map(any, factors.values())):
+            continue  # compared when it is made again
+        kept = layer.get_weights()
+        try:
+            layer.set_weights([np.asarray(rng.uniform(0.1, 0.9, one.shape), one.dtype) for one in kept])
+            added = float(sum(np.asarray(loss, np.float64).sum() for loss in layer.losses))
+            values = {key: np.float64(weight.numpy()) for key, weight in weights_of(layer).items()}
+        except Exception:  # a loss of tensors, which is refused later
+            continue
+        finally:
+            layer.set_weights(kept)
+        expected = sum(
+            l1 * np.abs(values[key]).sum() + l2 * np.square(values[key]).sum()
+            for key, (l1, l2) in factors.items()
+            if key in values
+        )
+        if not np.isclose(added, expected, 1e-4):
+            raise ConfigurationError(
+                f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) adds to the loss something else than the "
+                "regularizers in its settings",
+                hint,
+            )
+    around = [model, *(layer for layer in model._flatten_layers() if hasattr(layer, "layers"))]
+    if any(getattr(one, "_callable_losses", None) for one in around):  # of Keras 2.6
+        raise ConfigurationError(
+            f"{name}: add_loss of a model adds to its loss, and training has its own", hint
+        )
 
 
 def _check_initial_weights(
@@ -754,6 +821,15 @@ def _check_end(name: str, blueprint: Blueprint) -> None:
         )
 
 
+def _ends(blueprint: Blueprint) -> Set[str]:
+    """The names of the last layer and of those before it behind which nothing is computed any more."""
+    ends, last = {blueprint.output}, blueprint[blueprint.output]
+    while last.stock == "Activation" and last.config.get("activation") == "linear" and len(last.inputs) == 1:
+        last = blueprint[last.inputs[0]]
+        ends.add(last.name)
+    return ends
+
+
 def _gives_probabilities(blueprint: Blueprint) -> bool:
     """Whether the output is made of outputs of softmax or sigmoid alone, by layers without weights."""
     nodes, seen, waiting = {node.name: node for node in blueprint.nodes}, set(), [blueprint.output]
@@ -871,6 +947,8 @@ def _accepted(
             f"{where} ({kind})", replace(node, config=kept)
         )  # refuses those that training does not know
         return replace(plain_node, config=node.config, layer_class=type(live), is_own=True)
+    if live is not None:
+        _check_classes_of_settings(f"{where} ({kind})", live, node.config)
     if kind == "Normalization":
         return as_rescaling(where, node, statistics)
     plain_node.config = plain_settings(f"{where} ({kind})", node, keras)
@@ -878,6 +956,24 @@ def _accepted(
     if live is not None:
         check_activations(where, live, plain_node.config)
     return plain_node
+
+
+def _check_classes_of_settings(where: str, layer: KerasLayer, config: KerasConfig) -> None:
+    """Refuses an initializer or regularizer of the user's own class, which may be called as one of Keras is.
+
+    Raises:
+        ConfigurationError: the layer has one; the message names it.
+    """
+    for key in config:
+        value = getattr(layer, key, None)
+        if not key.endswith(("_initializer", "_regularizer")) or value is None or inspect.isroutine(value):
+            continue
+        kind = type(value)
+        if not is_of_keras(kind.__module__):
+            raise ConfigurationError(
+                f"{where} has {key} {shown_value(kind.__name__)}, a class that is not Keras' own",
+                f"use one of keras.{key.rpartition('_')[2]}s",
+            )
 
 
 def _infers(node: Node, keras: int) -> bool:
@@ -1141,11 +1237,11 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> No
             "let get_config return every argument of __init__, and set weights and trainable in __init__ or build",
         )
     given = outputs[1]
-    are_shares = given.ndim == 2 and (given >= 0).all() and np.allclose(given.sum(axis=1), 1, atol=1e-4)
-    if is_last and are_shares:
+    # Random pixels and weights give logits that are small, but not all of them within 0 and 1.
+    if is_last and given.ndim == 2 and (given >= 0).all() and (given <= 1).all():
         raise ConfigurationError(
             f"{what}, its last layer, gives probabilities, and training takes logits",
-            "leave out the softmax: training and evaluation have their own",
+            "leave out the softmax or sigmoid: training and evaluation have their own softmax",
         )
 
 

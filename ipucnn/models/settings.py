@@ -106,8 +106,17 @@ def plain_settings(where: str, node: Node, keras: Optional[int] = None) -> Dict[
     return settings
 
 
+def _kind_in_keras(value: PlainValue) -> Optional[str]:
+    """The name of the class of an initializer or regularizer; None for a class of the user's, whatever its name."""
+    if not isinstance(value, dict):
+        return None
+    module = value.get("module")  # Keras 2.6 writes none
+    is_stock = module is None or str(module).partition(".")[0] in ("keras", "tensorflow")
+    return value.get("class_name") if is_stock else None
+
+
 def _initializer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
-    kind = value.get("class_name") if isinstance(value, dict) else None
+    kind = _kind_in_keras(value)
     if kind not in _INITIALIZERS:
         raise ConfigurationError(
             f"{where} has {key} {shown_value(kind or value)}, which has no seeded version",
@@ -119,7 +128,7 @@ def _initializer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
 
 
 def _regularizer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
-    kind = value.get("class_name") if isinstance(value, dict) else None
+    kind = _kind_in_keras(value)
     if kind not in ("L1", "L2", "L1L2"):
         raise ConfigurationError(
             f"{where} has {key} {shown_value(str(kind or value))[:60]}, and training knows L1 and L2",

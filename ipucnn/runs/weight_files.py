@@ -181,8 +181,7 @@ _ROUNDING = 1e-3
 def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
     """Refuses the weights of a whole model that computes something else than the network that gets them.
 
-    Names and shapes of weights do not tell activations, strides, padding, the epsilon of a norm and the like.  Both
-    compute what their last layer with weights reads, of the same random images.
+    Names and shapes of weights do not tell activations, strides, padding, the epsilon of a norm and the like.
 
     Args:
         setup: the run's data and shapes.
@@ -211,8 +210,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
         return []
     images = np.random.default_rng(0).normal(size=(2, *setup.input_shape))
     images = np.float32(255 * images if scales else images)
-    mine, expected = (_read_by_last(network, images) for network in (model, theirs))
-    if mine.shape != expected.shape or np.abs(mine - expected).max() > _ROUNDING * np.abs(expected).max():
+    if not _compute_the_same(model, theirs, images):
         hint = (
             "name the function that made it, --model-name my_net.py:build, or save it with Keras 3 as .keras"
         )
@@ -220,15 +218,26 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
             hint = f"evaluate and train it as a network of its own: --model-name {quoted(path)}"
         raise DataError(
             f"the model in {shown(path)} has the weights of {name}, and computes something else with them: other "
-            "activations, strides, padding or settings of norms",
+            "activations, strides, padding or settings of norms, or other layers at the end",
             hint,
         )
     return []
 
 
-def _read_by_last(model: KerasModel, images: np.ndarray) -> np.ndarray:
-    """Returns what the last layer with weights reads."""
+def _compute_the_same(model: KerasModel, theirs: KerasModel, images: np.ndarray) -> bool:
+    """Returns whether two networks compute the same of images, up to rounding.
+
+    If their last layers with weights have other weights, because the classes are others, this layer and those behind
+    it are new: what it reads is compared.
+    """
     from tensorflow import keras
 
-    last = [layer for layer in model.layers if layer.weights][-1]
-    return np.asarray(keras.Model(model.inputs[0], last.input)(images, training=False))
+    mine, other = ([layer for layer in network.layers if layer.weights][-1] for network in (model, theirs))
+    weights = [last.get_weights() for last in (mine, other)]
+    networks = [model, theirs]
+    if len(weights[0]) != len(weights[1]) or not all(map(np.array_equal, *weights)):
+        networks = [keras.Model(net.inputs[0], end.input) for net, end in zip(networks, (mine, other))]
+    one, expected = (np.asarray(network(images, training=False)) for network in networks)
+    return one.shape == expected.shape and bool(
+        np.abs(one - expected).max() <= _ROUNDING * np.abs(expected).max()
+    )
