@@ -448,6 +448,30 @@ def test_an_output_cannot_be_an_input(here):
     filesystem.check_not_replaced([("--html", here / "c")], inputs)
 
 
+def test_a_new_folder_lies_beside_the_other_one(here, monkeypatch):
+    """Also beside the current folder, whose name is not in its path."""
+    (here / "set" / "in").mkdir(parents=True)
+    assert filesystem.new_folder(Path("set"), "classes") == Path("set-classes")
+    Path("set-classes").symlink_to("nowhere")
+    assert filesystem.new_folder(Path("set"), "classes") == Path("set-classes2")
+    monkeypatch.chdir("set/in")
+    assert filesystem.new_folder(Path("."), "classes") == here.resolve() / "set" / "in-classes"
+    assert filesystem.new_folder(Path(".."), "classes") == here.resolve() / "set-classes2"
+
+
+def test_a_check_of_a_lock_hinders_no_other_check(here, monkeypatch):
+    close, answers = os.close, []
+    (here / "folder").mkdir()
+
+    def check_again(handle):
+        monkeypatch.setattr(os, "close", close)
+        answers.append(filesystem.is_locked(here / "folder"))
+        close(handle)
+
+    monkeypatch.setattr(os, "close", check_again)
+    assert not filesystem.is_locked(here / "folder") and answers == [False]
+
+
 def test_checking_a_new_folder_does_not_create_it(here):
     filesystem.check_makeable(here / "a" / "b")
     assert list(here.iterdir()) == []

@@ -23,7 +23,7 @@ from ipucnn.planning.cost.products import (
     partition_products,
     partition_work,
 )
-from ipucnn.planning.cost.schedule import bottleneck_of, predict, schedule_s, update_s
+from ipucnn.planning.cost.schedule import bottleneck_of, host_limit, predict, schedule_s, update_s
 from ipucnn.planning.graphs.layer_graph import Layer, LayerGraph
 from ipucnn.planning.program import PlannedProgram, uniform
 
@@ -424,6 +424,34 @@ def test_cut_transfers_the_skips_across_it() -> None:
     assert inside == pytest.approx(2 * 2 * one / MK2.link_bytes_per_s + idle)
     behind = transfers_s(graph, [graph.index("pool")], settings, MK2)[0]
     assert behind == pytest.approx(2 * one / MK2.link_bytes_per_s + idle)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_weight_update_moves_each_array_once(slots: int) -> None:
+    """Reads the gradient, reads and writes weight and states, and clears the accumulator, on all tiles at once."""
+    program = PlannedProgram(optimizer_slots=slots, precision="32.32")
+    moved = sum(4 * 3e6 for _ in ["gradient", "weight", "weight", *2 * slots * ["state"], "accumulator"])
+    expected = moved / MK2.num_tiles * DEFAULT_CONSTANTS.moved_byte_cycles / MK2.computing_hz
+    assert update_s([3e6], program, get_system("pod16")) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("replicas, links", [(1, 1), (4, 1), (5, 2), (8, 2), (16, 4)])
+def test_a_program_is_fed_by_the_machines_that_it_is_on(replicas: int, links: int) -> None:
+    system, graph = get_system("pod16"), chain()
+    sample, most = host_limit(graph, PlannedProgram(num_replicas=replicas), system)
+    assert sample == 28 * 28 * 3 * 2 + 4
+    assert most == pytest.approx(links / 4 * system.host_bytes_per_s / sample)
+
+
+def test_stages_on_one_ipu_exchange_nothing_and_a_sample_passes_all_stages_once() -> None:
+    graph, system = chain(), get_system("pod16")
+    program = PlannedProgram(micro_batch_size=2, num_stages=3, device_mapping=(0, 1, 1), schedule="Grouped",
+                             gradient_accumulation_count=12)  # fmt: skip
+    prediction = predict(graph, ["conv1", "conv2"], program, system)
+    received = [stage.receive_s > 0 for stage in prediction.stages]
+    assert received == [False, True, False]
+    passed = sum(stage.forward_s + stage.receive_s for stage in prediction.stages)
+    assert prediction.latency_s == pytest.approx(passed + DEFAULT_CONSTANTS.fixed_s(system))
 
 
 def test_weight_update() -> None:
