@@ -1019,7 +1019,7 @@ def test_a_part_without_class_folders_is_sorted_by_the_table_beside_it():
         save(f"set/Test/{k}.png", k)
     write("set/Test.csv", "Width,ClassId,Path", *(f"16,{k % 3},Test/{k}.png" for k in range(12, 18)))
     hint = refused("set", "classification")
-    command = hint.partition("a table has their classes: ")[2]
+    command = hint.partition("a table has their classes, named in its column Path: ")[2]
     program = f"{shlex.quote(sys.executable)} -m"
     subprocess.run(command.replace("python -m", program), shell=True, check=True, capture_output=True)
     source = opened("set", "classification")
@@ -1075,10 +1075,11 @@ def test_images_of_a_part_that_its_table_lacks_are_counted():
         save(f"set/train/{'ab'[k % 2]}/{k}.png", k), save(f"set/test/im{k}.png", 100 + k)
     write("set/test.csv", "file,label", *(f"test/im{k}.png,{'ab'[k % 2]}" for k in range(5)))
     hint = refused("set", "classification")
-    assert "a table has their classes, without 3 images of which no class is known: python -m" in hint
+    words = "a table has their classes, named in its column file"
+    assert f"{words}, without 3 images of which no class is known: python -m" in hint
     place = os.getcwd()
     write("set/test.csv", "file,label", *(f"{place}/set/test/im{k}.png,{'ab'[k % 2]}" for k in range(8)))
-    assert "a table has their classes: python -m" in refused("set", "classification")
+    assert f"{words}: python -m" in refused("set", "classification")
 
 
 @pytest.mark.parametrize(
@@ -1186,3 +1187,204 @@ def test_files_that_tell_no_classes_concern_no_other_error():
         UserError, "several folders", "", choose_dataset, "set", Path("."), home="", task="classification"
     )
     assert "annotations" not in error.message
+
+
+# -- names and labels that may mean something else -------------------------------------------------------------
+
+
+def reason(folder="z"):
+    """Returns what the error says of the tables and names in a folder that get no command."""
+    error = check_raises(UserError, "", "", choose_dataset, folder, Path("."), home="", task="classification")
+    assert "sorting" not in error.hint
+    return error.message.partition("; ")[2]
+
+
+def photos(folder, *names):
+    photo(*(f"{folder}/{name}" for name in names))
+
+
+@pytest.mark.parametrize(
+    "files, rows, cell",
+    [
+        (
+            "train/{}.png",
+            [",image,label", *(f"{k},img_{k + 1}.png,{'ab'[k % 2]}" for k in range(10))],
+            "'img_1.png', and no image is called so",
+        ),
+        (
+            "images/{}.jpg",
+            ["file,age,label", *(f"face_{39 - k}.jpg,{k + 1},{'ab'[k % 2]}" for k in range(10))],
+            "'face_39.jpg', and no image is called so",
+        ),
+        (
+            "images/{}.jpg",
+            [",filename,label", *(f"{k},{k + 1}.png,{'ab'[k % 2]}" for k in range(1, 11))],
+            "'2.png', and the file is '2.jpg'",
+        ),
+        (
+            "images/{}.jpg",
+            ["image_id,photo,label", *(f"{k + 1},P{k},{'ab'[k % 2]}" for k in range(10))],
+            "'P0', and no image is called so",
+        ),
+        (
+            "images/{}.jpg",
+            [",url,label", *(f"{k + 1},http://x/{k}0.jpg,{'ab'[k % 2]}" for k in range(10))],
+            "'http://x/00.jpg', and no image is called so",
+        ),
+    ],
+)
+def test_numbers_do_not_name_images_beside_names_that_are_not_there(files, rows, cell):
+    photos("z", *(files.format(k) for k in range(1, 11)))
+    write("z/train.csv", *rows)
+    assert reason() == f"z/train.csv names {cell}"
+
+
+def test_numbers_of_rows_do_not_name_images_that_have_several_rows():
+    photos("z", *(f"im/{k}.jpg" for k in range(10)))
+    write("z/t.csv", ",filename,label", *(f"{k},{k // 2}.jpg,{'ab'[k % 2]}" for k in range(10)))
+    assert reason() == "z/t.csv has several rows for an image, as for boxes or several classes"
+
+
+@pytest.mark.parametrize(
+    "head, cell",
+    [
+        ("id", "{k},http://x/{k}0.jpg"),  # found there, and called by a number here
+        ("id", "{k},{k}.png"),  # an earlier form of the same image
+        ("id", "{k},ab"),
+    ],
+)
+def test_numbers_name_images_if_no_other_column_does(head, cell):
+    numbers = [3, 1, 4, 15, 9, 2, 6, 5]
+    photos("z", *(f"im/{k}.jpg" for k in numbers))
+    write("z/t.csv", f"{head},file,label", *(f"{cell.format(k=k)},{'ab'[k % 2]}" for k in numbers))
+    hint = refused("z", "classification")
+    assert "z/t.csv has a row for each image, named in its column id; copy them" in hint
+    source = followed("z", "classification")
+    for path, label in zip(source.train.paths, source.train.labels):
+        assert source.info.class_names[label] == "ab"[int(Path(path).stem.rpartition("_")[2]) % 2]
+
+
+def test_hints_say_which_column_names_the_images():
+    photos("z", *(f"{k}.jpg" for k in range(6)))
+    write("z/t.csv", ",label", *(f"{k},{'ab'[k % 2]}" for k in range(6)))
+    assert ", named in its column 1, which has no name; copy" in refused("z", "classification")
+    write("z/t.csv", *(f"{'ab'[k % 2]},{k}.jpg" for k in range(6)))
+    assert ", named in its column 2; copy" in refused("z", "classification")
+
+
+def test_repeated_numbers_of_images_are_no_names_and_neither_are_those_of_rows():
+    photos("z", *(f"im/{k}.jpg" for k in range(10)))
+    write("z/t.csv", ",image,label", *(f"{k},{k // 2},{'ab'[k % 2]}" for k in range(10)))
+    assert reason() == "z/t.csv has several rows for an image, as for boxes or several classes"
+
+
+def test_columns_of_classes_may_be_called_by_numbers_as_images_are():
+    photos("z", *(f"{k}.jpg" for k in range(8)))
+    write("z/t.csv", "image,0,1", *(f"{k}.jpg,{k % 2},{1 - k % 2}" for k in range(8)))
+    assert "named in its column image" in refused("z", "classification")
+    assert followed("z", "classification").info.class_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "file, cell, words",
+    [
+        ("Img_{}.JPG", "img_{}", "'img_0', and the file is 'Img_0.JPG'"),
+        ("im/i{}.jpg", "x/i{}.png", "'x/i0.png', and the file is 'i0.jpg'"),
+        ("im/i{}.jpg", "I{}.dcm", "'I0.dcm', and the file is 'i0.jpg'"),
+        ("im/i{}.jpg", "i{}.5", ""),
+        ("im/i{}.jpg", "more{}", ""),
+    ],
+)
+def test_names_in_another_case_or_with_another_ending_are_the_reason(file, cell, words):
+    photos("z", *(file.format(k) for k in range(8)))
+    write("z/labels.csv", "name,label", *(f"{cell.format(k)},{'ab'[k % 2]}" for k in range(8)))
+    assert reason() == (f"z/labels.csv names {words}" if words else "")
+
+
+def test_names_in_another_form_of_unicode_are_the_same():
+    expected = {}
+    for k in range(8):
+        save(f"z/bu\u0308cher/lo\u0308we{k}.png", k)
+        expected[k] = "ab"[k % 2]
+    write("z/t.csv", "file,label", *(f"b\u00fccher/l\u00f6we{k}.png,{expected[k]}" for k in range(8)))
+    source, found = followed("z", "classification"), {}
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == expected
+
+
+def two_parts_of_equal_names(ending="png"):
+    """Writes images of equal names in two parts; the value is even in training, and odd in the test."""
+    for k in range(8):
+        save(f"z/train/{k}.{ending}", 2 * k), save(f"z/test/{k}.{ending}", 2 * k + 1)
+
+
+def tables_in_parts():
+    write("z/train/labels.csv", "file,label", *(f"{k}.png,{'ab'[k % 2]}" for k in range(8)))
+    write("z/test/labels.csv", "file,label", *(f"{k}.png,{'ba'[k % 2]}" for k in range(8)))
+
+
+def objects_in_parts():
+    for part, names in (("train", "ab"), ("test", "ba")):
+        rows = ({"file_name": f"{k}.png", "label": names[k % 2]} for k in range(8))
+        write(f"z/{part}/metadata.jsonl", *map(json.dumps, rows))
+
+
+def tables_called_like_parts():
+    write("z/train_labels.csv", "id,label", *(f"{k},{'ab'[k % 2]}" for k in range(8)))
+    write("z/more/test.csv", "id,label", *(f"{k},{'ba'[k % 2]}" for k in range(8)))
+
+
+def tables_without_a_header():
+    write("z/train.csv", *(f"{k}.png,{'ab'[k % 2]}" for k in range(8)))
+    write("z/test.csv", *(f"{k}.png,{'ba'[k % 2]}" for k in range(8)))
+
+
+@pytest.mark.parametrize(
+    "make", [tables_in_parts, objects_in_parts, tables_called_like_parts, tables_without_a_header]
+)
+def test_tables_of_parts_name_the_images_of_their_part(make):
+    two_parts_of_equal_names()
+    make()
+    source = followed("z", "classification")
+    found = labels_by_value(source.train, source.info.class_names)
+    assert found == {2 * k: "ab"[k % 2] for k in range(8)}
+    found = labels_by_value(source.eval, source.info.class_names)
+    assert found == {2 * k + 1: "ba"[k % 2] for k in range(8)}
+
+
+def test_a_table_of_one_part_leaves_out_the_other_one_even_if_an_image_is_absent():
+    two_parts_of_equal_names()
+    for k in range(8, 24):
+        save(f"z/train/{k}.png", 2 * k)
+    os.remove("z/train/3.png")
+    write("z/train_labels.csv", "id,label", *(f"{k},{'ab'[k % 2]}" for k in range(24)))
+    hint = refused("z", "classification")
+    assert "without 8 images of which no class is known; 1 row names no image" in hint
+    source, found = followed("z", "classification"), {}
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == {2 * k: "ab"[k % 2] for k in range(24) if k != 3}
+
+
+def test_a_path_counts_more_than_the_folder_of_its_table():
+    two_parts_of_equal_names()
+    write("z/train/labels.csv", "file,label", *(f"test/{k}.png,{'ba'[k % 2]}" for k in range(8)))
+    source, found = followed("z", "classification"), {}
+    for part in (source.train, source.eval):
+        found.update(labels_by_value(part, source.info.class_names))
+    assert found == {2 * k + 1: "ba"[k % 2] for k in range(8)}
+
+
+def test_names_of_several_images_are_the_reason():
+    two_parts_of_equal_names()
+    write("z/labels.csv", "file,label", *(f"{k}.png,{'ab'[k % 2]}" for k in range(8)))
+    assert reason() == "z/labels.csv names '0.png', which may be test/0.png or train/0.png"
+
+
+def test_the_column_of_training_sorts_all_parts():
+    two_parts_of_equal_names()
+    tables_in_parts()
+    write("z/test/labels.csv", "file,sex", *(f"{k}.png,{'mf'[k % 2]}" for k in range(8)))
+    hint = refused("z", "classification")
+    assert "labels.csv label z-classes z;" in hint and "without 8 images of which no class is known" in hint

@@ -44,15 +44,16 @@ from ipucnn.datasets.formats import (
     list_folder,
     named_classes_hint,
     part_named,
+    same_name,
     side_named,
     subfolders,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
 from ipucnn.datasets.part_lists import Listed, listed_parts
-from ipucnn.datasets.tables import PARTS, SHARE, Names, is_table, part_in_name, read_rows
+from ipucnn.datasets.tables import PARTS, SHARE, Names, is_table, part_in_name, part_of, read_rows
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, new_folder, real, shown, write_folder
-from ipucnn.text import counted, printable, quoted
+from ipucnn.text import counted, printable, quoted, shown_value
 
 _MOST_FILES = 500_000
 _LONGEST_NAME = 200
@@ -144,12 +145,6 @@ def _files_of(folder: Path) -> _Files:
     return _Files(images, tables, unread)
 
 
-def _part_of(path: Path) -> str:
-    """Returns the part of a set, as its folder is called, that a word of one of a file's folders names; or ""."""
-    words = (word for name in path.parts[:-1] for word in (name, *re.split(r"[\W_]+", name)))
-    return next((PARTS[part] for part in map(part_named, words) if part in PARTS), "")
-
-
 # -- classes in a table ---------------------------------------------------------------------------------------
 
 
@@ -159,6 +154,7 @@ class _Table(NamedTuple):
     Attributes:
         path: the file, below the folder.
         header: the names of its columns.
+        names: the place of the column that names the images.
         columns: those that may have the class, the likeliest first; or ``_ONE_HOT`` alone.
         hot: the columns behind ``_ONE_HOT``.
         rows: image below the folder -> its row.
@@ -169,12 +165,18 @@ class _Table(NamedTuple):
 
     path: Path
     header: List[str]
+    names: int
     columns: List[str]
     hot: List[str]
     rows: Dict[Path, List[str]]
     parts: Dict[Path, str]
     part_column: str
     num_others: int
+
+    @property
+    def named_in(self) -> str:
+        """Words for a hint: which column names the images."""
+        return f", named in its column {printable(self.header[self.names]) or f'{self.names + 1}, which has no name'}"
 
     def classes(self, column: str) -> Dict[Path, str]:
         """Returns the class of each image that has one, and a part if there are parts, by a column."""
@@ -214,6 +216,7 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
         return _NoTable(f"{name} is no table: {printable(str(error))}" if may_be_about else "")
     if len(cells) < 3:
         return _NoTable()
+    names = _names_of(path, cells, names)
     if len({len(row) for row in cells}) > 1:
         # A comma without quotes moves the cells behind it.
         about = [row for row in cells if any(names.image(cell) is not None for cell in row)]
@@ -223,35 +226,164 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
         text = f"the row of {printable(other[0])} has {counted(len(other), 'cell')}, and the first row {len(cells[0])}"
         return _NoTable(f"{name}: {text}", True)
     header, body = cells[0], cells[1:]
-    if any(names.image(cell) is not None for cell in header):
+    naming = _naming_column(name, header, body, names)
+    has_names = any(names.image(cell) is not None for cell in header)
+    # Columns of classes may be called by numbers, as images are.
+    if has_names and not (isinstance(naming, _Column) and names.image(header[naming.place]) is None):
         header, body = [str(number) for number in range(1, len(header) + 1)], cells
-    fitting: List[Tuple[bool, int, List[Optional[Path]]]] = []
-    has_repeats = False
-    for column in range(len(header)):
-        found = [names.image(row[column]) for row in body]
-        count = sum(image is not None for image in found)
-        if count < SHARE * len(body):
-            continue
-        whole = all(image is None or row[column].endswith(image.name) for image, row in zip(found, body))
-        if len({image for image in found if image is not None}) == count:
-            fitting.append((whole, column, found))
-        else:
-            has_repeats = has_repeats or whole
-    fitting = [one for one in fitting if one[0]] or fitting
-    if not fitting:
-        text = f"{name} has several rows for an image, as for boxes or several classes"
-        return _NoTable(text, True) if has_repeats else _NoTable()
-    if any(one[2] != fitting[0][2] for one in fitting):
-        return _NoTable(f"{name} has several columns with names of images", True)
-    _, column, found = fitting[0]
+        naming = _naming_column(name, header, body, names)
+    if isinstance(naming, _NoTable):
+        return naming
+    column, found = naming.place, naming.images
     read = {image: row for image, row in zip(found, body) if image is not None}
     columns, hot = _label_columns(header, [*read.values()], column)
     if not columns:
         return _NoTable(f"{name} names the images, and its columns do not tell which has their classes", True)
-    parts = _parts(header, read, {*map(_part_of, names.images)} > {"train"})
+    parts = _parts(header, read, {*map(part_of, names.images)} > {"train"})
     if parts is None:
         return _NoTable(f"{name} has columns or folders that contradict each other about the parts", True)
-    return _Table(path, header, columns, hot, read, parts[1], parts[0], len(body) - len(read))
+    return _Table(path, header, column, columns, hot, read, parts[1], parts[0], len(body) - len(read))
+
+
+class _Column(NamedTuple):
+    """The images that a column names.
+
+    Attributes:
+        place: the column.
+        images: the image of each row, None for none.
+        is_whole: whether these cells are whole names of files; bare stems may be other numbers.
+    """
+
+    place: int
+    images: List[Optional[Path]]
+    is_whole: bool
+
+    @property
+    def num_found(self) -> int:
+        return sum(image is not None for image in self.images)
+
+    @property
+    def has_repeats(self) -> bool:
+        return len({*self.images} - {None}) < self.num_found
+
+
+def _column(place: int, rows: Sequence[Sequence[str]], names: Names) -> _Column:
+    found = [names.image(row[place]) for row in rows]
+    named = ((row[place], image) for row, image in zip(rows, found) if image is not None)
+    return _Column(
+        place, found, all(same_name(cell).endswith(same_name(image.name)) for cell, image in named)
+    )
+
+
+def _naming_column(
+    name: str, header: Sequence[str], body: Sequence[Sequence[str]], names: Names
+) -> Union[_Column, _NoTable]:
+    """Returns the column that names the images, one with whole names of files if there is one; or why none does."""
+    columns = [_column(place, body, names) for place in range(len(header))]
+    matching = [one for one in columns if one.num_found >= SHARE * len(body)]
+    fitting = [one for one in matching if not one.has_repeats]
+    fitting = [one for one in fitting if one.is_whole] or fitting
+    several = _NoTable(f"{name} has several rows for an image, as for boxes or several classes", True)
+    if not fitting:
+        if any(one.is_whole for one in matching):
+            return several
+        files_first = sorted(columns, key=lambda one: not is_image_name(body[0][one.place]))
+        cell = next(filter(None, (_unlike(one, body, names) for one in files_first if header[1:])), "")
+        return _NoTable(f"{name} names {_not_found(cell, names)}", True) if cell else _NoTable()
+    if any(one.images != fitting[0].images for one in fitting):
+        return _NoTable(f"{name} has several columns with names of images", True)
+    if not fitting[0].is_whole:
+        # A number of each row is called like an image by chance.
+        for other in columns:
+            if other not in fitting and _may_name_images(other, fitting[0], header, body, names):
+                if other in matching:
+                    return several
+                cell = next(row[other.place] for row, image in zip(body, other.images) if image is None)
+                return _NoTable(f"{name} names {_not_found(cell, names)}", True)
+    return next((one for one in fitting if header[one.place]), fitting[0])
+
+
+def _names_of(path: Path, cells: Sequence[Sequence[str]], names: Names) -> Names:
+    """Returns the names of the images that a table is about, where images in several folders are called alike.
+
+    These are the ones of its part, if nearly all rows name one.  Otherwise they are the ones in its folder, if more
+    rows name one of them alone than one of all.
+    """
+
+    def most_named(some: Names) -> int:
+        places = range(len(cells[0]))
+        counts = (len({some.image(row[k]) for row in cells if k < len(row)} - {None}) for k in places)
+        return max(counts, default=0)
+
+    part = part_of(path) or part_in_name(path.stem)[1]
+    inside = names.only(lambda image: path.parent in image.parents)
+    for some in (inside, names) if part else ():
+        of_part = some.only(lambda image: part_of(image) == part)
+        if most_named(of_part) >= SHARE * (len(cells) - 1):
+            return of_part
+    return names if path.parent == Path() else max((names, inside), key=most_named)
+
+
+_OF_FILES = re.compile(
+    r"(file|image|img|photo|picture|pic|path|fname)s?((file|path|name|id|index|idx|url)s?)*", re.IGNORECASE
+)
+"""Names of columns that name images."""
+
+
+def _may_name_images(
+    column: _Column,
+    numbers: _Column,
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    names: Names,
+) -> bool:
+    """Returns whether a column looks more like the names of images than one of bare stems, and has other ones.
+
+    It looks like names if its cells end as images do, or if it is called so and the other one is not.  Other names for
+    the same images agree with the stems.
+    """
+    cells = [row[column.place] for row in body]
+    called, other_called = (
+        _OF_FILES.fullmatch(re.sub(r"[\W_]", "", header[one.place])) for one in (column, numbers)
+    )
+    are_counted = _are_counted([row[numbers.place] for row in body])
+    is_weak = are_counted or not header[numbers.place]
+    # Images are often called by a number, and not as at the address where they were found.
+    is_address = all("://" in cell for cell in cells) and not is_weak
+    are_files = sum(map(is_image_name, cells)) >= SHARE * len(cells)
+    least = 2 if column.num_found >= SHARE * len(cells) else len(cells) // 2
+    is_called = bool(called) and len({*cells}) > least and (is_weak or not other_called)
+    pairs = [(names.image(cell) or names.alike(cell), image) for cell, image in zip(cells, numbers.images)]
+    known = [pair for pair in pairs if pair[0] is not None]
+    agrees = len(known) >= SHARE * len(pairs) and all(one == other for one, other in known)
+    return (are_files or is_called) and not is_address and not agrees
+
+
+def _are_counted(cells: Sequence[str]) -> bool:
+    """Returns whether cells are a number and its successors, in their order."""
+    first = int(cells[0]) if re.fullmatch(r"\d{1,9}", cells[0]) else 0
+    return [*cells] == [str(number) for number in range(first, first + len(cells))]
+
+
+def _unlike(column: _Column, body: Sequence[Sequence[str]], names: Names) -> str:
+    """Returns the first cell without an image if nearly all have one that is called alike, or several; or ""."""
+    cells = [row[column.place] for row in body]
+    near = [image or names.alike(cell) or names.all_called(cell) for cell, image in zip(cells, column.images)]
+    is_near = (
+        column.num_found < SHARE * len(cells) <= sum(map(bool, near)) and len({*cells}) > len(cells) // 2
+    )
+    return next((cell for cell, image in zip(cells, column.images) if image is None), "") if is_near else ""
+
+
+def _not_found(cell: str, names: Names) -> str:
+    """Returns words about a cell that names no single image."""
+    several, alike = names.all_called(cell), names.alike(cell)
+    if len(several) > 1:
+        one, other = (printable(path.as_posix()) for path in several[:2])
+        why = f"which may be {one} or {other}"
+    else:
+        why = f"and the file is '{printable(alike.name)}'" if alike else "and no image is called so"
+    return f"'{shown_value(cell)}', {why}"
 
 
 def _parts(
@@ -262,7 +394,7 @@ def _parts(
     Folders that are called like parts say more than a column, which may divide the training part once more.  It counts
     if all images lie in the folder of the training part.
     """
-    by_folder = {image: _part_of(image) for image in rows}
+    by_folder = {image: part_of(image) for image in rows}
     named = {*by_folder.values()}
     if named - {"", "train"}:
         # Images outside of the parts are left out; without a part of training, theirs is not known.
@@ -371,7 +503,7 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
         return Hint("", f"{shown(folder / unread[0])}{others} not read" if unread else "")
     by_part: Dict[str, _Table] = {}
     for table in tables:
-        parts = {_part_of(image) for image in table.rows}
+        parts = {part_of(image) for image in table.rows}
         by_part.setdefault(parts.pop() if len(parts) == 1 else "", table)
     if "train" in by_part:
         by_part.pop("", None)
@@ -381,30 +513,29 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
         named.pop("", None)
         is_alike = len({table.columns[0] for table in named.values()}) == 1
         by_part = named if {"train"} < {*named} and is_alike else {"": tables[0]}
+    table = by_part.get("train") or next(iter(by_part.values()))
+    column, *more_columns = table.columns
+    by_part = {part: one for part, one in by_part.items() if column in one.columns}
     target, commands = new_folder(folder, "classes"), []
-    for part, table in by_part.items():
+    for part, one in by_part.items():
         place = target / part if len(by_part) > 1 else target
         commands.append(
-            f"{SORTING} classes {quoted(folder / table.path)} {quoted(table.columns[0])} {quoted(place)} "
-            f"{quoted(folder)}"
+            f"{SORTING} classes {quoted(folder / one.path)} {quoted(column)} {quoted(place)} {quoted(folder)}"
         )
-    table = next(iter(by_part.values()))
-    column, *more_columns = table.columns
     by = "columns with a 1 for its class" if column == _ONE_HOT else f"column {printable(column)}"
     more = f" (or {', '.join(map(printable, more_columns[:3]))} in its place)" if more_columns else ""
-    alone = len(files.images) - len(
-        {image for one in by_part.values() for image in one.classes(one.columns[0])}
-    )
+    alone = len(files.images) - len({image for one in by_part.values() for image in one.classes(column)})
     rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
     of_which = "no class or no part" if table.parts else "no class"
     rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
-    cells = Counter(cell for one in by_part.values() for cell in one.classes(one.columns[0]).values())
+    cells = Counter(cell for one in by_part.values() for cell in one.classes(column).values())
     for cell in filter(_MISSING.fullmatch, sorted(cells)):
         rest += f"; {printable(cell)} is a class, of {counted(cells[cell], 'image')}"
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return Hint(
-        f"{shown(folder / table.path)} has a row for each image; copy them into class folders by its {by}{more}{rest}: "
+        f"{shown(folder / table.path)} has a row for each image{table.named_in}; copy them into class folders by its "
+        f"{by}{more}{rest}: "
         f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
     )
 
@@ -438,7 +569,8 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
             if not is_named or not {*of_images.values()} <= {*classes}:
                 continue
             alone = len(files.images) - len(of_images)
-            rest = f", without {counted(alone, 'image')} of which no class is known" if alone else ""
+            rest = table.named_in
+            rest += f", without {counted(alone, 'image')} of which no class is known" if alone else ""
             path = Path(os.path.normpath(part / path))
             target, whole = new_folder(part, "classes"), real(part.parent)
             kept = new_folder(whole, f"{part.name}-unsorted")
@@ -603,8 +735,8 @@ def _without_number(path: Path) -> _Key:
 def _side(files: Sequence[Path], key_of: Callable[[Path], _Key], leaves_out_common: bool = False) -> _Side:
     """Returns files by their keys; without the words that all of a part begin and end with, if those are left out."""
     side: _Side = {}
-    for part in {_part_of(path) for path in files}:
-        paths = [path for path in files if _part_of(path) == part]
+    for part in {part_of(path) for path in files}:
+        paths = [path for path in files if part_of(path) == part]
         keys = [key_of(path) for path in paths]
         if leaves_out_common and len(keys) > 1:
             begin = len(os.path.commonprefix(keys))  # noqa: RUF071 - of words
@@ -754,7 +886,7 @@ def _parts_of_pairs(
     folder: Path, pairs: Collection[Path], tables: Sequence[Path]
 ) -> Tuple[Dict[Path, str], List[Path]]:
     """Returns the part of each image, by the words of its folders, or else by lists that have them all, and these."""
-    parts = {image: _part_of(image) for image in pairs}
+    parts = {image: part_of(image) for image in pairs}
     if {"train"} < {*parts.values()} <= {*PARTS.values()}:
         return parts, []
     listed = listed_parts(folder, [*pairs], tables)

@@ -1,13 +1,15 @@
 """Reads tables and lists beside images: their rows, and the images that their cells name."""
 
+import copy
 import csv
 import io
 import re
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipucnn.datasets.formats import part_named
+from ipucnn.datasets.formats import part_named, same_name
 from ipucnn.documents import BadDocument, NotJson, load_record
 from ipucnn.errors import DataError
 from ipucnn.filesystem import read_text, shown
@@ -34,6 +36,17 @@ def part_in_name(stem: str) -> Tuple[str, str]:
     )
 
 
+def part_of(path: Path) -> str:
+    """Returns the part of a set, as its folder is called, that a word of one of a file's folders names; or ""."""
+    return _part_of_folders(path.parts[:-1])
+
+
+@lru_cache(maxsize=10_000)
+def _part_of_folders(folders: Tuple[str, ...]) -> str:
+    words = (word for name in folders for word in (name, *re.split(r"[\W_]+", name)))
+    return next((PARTS[part] for part in map(part_named, words) if part in PARTS), "")
+
+
 class Names:
     """The images below a folder, by the names that cells have for them.
 
@@ -44,28 +57,63 @@ class Names:
     """
 
     def __init__(self, images: Sequence[Path], root: str, folders: Collection[str] = ()) -> None:
-        self.images, self._root, self._folders = images, root, {*folders}
+        self.images, self._root, self._folders = images, same_name(root), {*map(same_name, folders)}
         self._images: Dict[str, List[Path]] = {}
+        self._alike: Dict[str, List[Path]] = {}
+        self._counts: Callable[[Path], bool] = lambda image: True
         for image in images:
-            for key in {image.name, image.stem}:
+            for key in {same_name(image.name), same_name(image.stem)}:
                 self._images.setdefault(key, []).append(image)
+            self._alike.setdefault(same_name(image.stem).casefold(), []).append(image)
+
+    def only(self, counts: Callable[[Path], bool]) -> "Names":
+        """Returns the names of those images alone for which a function returns True."""
+        some = copy.copy(self)
+        some._counts = lambda image: self._counts(image) and counts(image)
+        return some
 
     def image(self, cell: str) -> Optional[Path]:
         """Returns the only image that a cell names, by its name or as much of its path as the cell has; or None.
 
         A cell that puts the image into another one of the folders names none.
         """
-        parts = [part for part in re.split(r"[/\\]", cell) if part not in ("", ".")]
+        images = self.all_called(cell)
+        if len(images) != 1:
+            return None
+        inside = {self._root, *map(same_name, images[0].parent.parts)} if self._folders else set()
+        return None if self._folders & {*_parts(cell)[:-1]} - inside else images[0]
+
+    def all_called(self, cell: str) -> List[Path]:
+        """Returns the images that a cell may name: several if it has too little of their paths."""
+        parts = _parts(cell)
         images = self._images.get(parts[-1], []) if parts else []
         for count in range(2, len(parts) + 1):
             if len(images) < 2:
                 break
-            near = [image for image in images if list(image.parts[-count:-1]) == parts[-count:-1]]
+            near = [
+                image for image in images if [*map(same_name, image.parts[-count:-1])] == parts[-count:-1]
+            ]
             images = near or images
-        if len(images) != 1:
-            return None
-        is_elsewhere = self._folders & {*parts[:-1]} - {self._root, *images[0].parent.parts}
-        return None if is_elsewhere else images[0]
+        return list(filter(self._counts, images))
+
+    def alike(self, cell: str) -> Optional[Path]:
+        """Returns the only image whose name differs from a cell's in case or in the ending alone; or None."""
+        name = (_parts(cell) or [""])[-1]
+        # 1.5 is a number, and no name with an ending.
+        stem = re.sub(r"\.[^\W\d]\w{1,4}\Z", "", name)
+        keys = {one.casefold() for one in (name, stem)}
+        images = {image for key in keys for image in self._alike.get(key, []) if self._counts(image)}
+        return images.pop() if len(images) == 1 else None
+
+
+def _parts(cell: str) -> List[str]:
+    if "/" not in cell and "\\" not in cell:  # nearly all cells of a table, and faster
+        return [same_name(cell)] if cell not in ("", ".") else []
+    return [part for part in re.split(r"[/\\]", same_name(cell)) if part not in ("", ".")]
+
+
+_SEPARATOR = re.compile(r'"?sep=([^\w"\s]|\t)"?\r?\n', re.IGNORECASE)
+"""The first line of a table for Excel, which is no row of it."""
 
 
 def read_rows(path: Path) -> List[List[str]]:
@@ -78,8 +126,10 @@ def read_rows(path: Path) -> List[List[str]]:
     text = read_text(path, _MOST_BYTES)
     if path.suffix.lower() == ".jsonl":
         return _rows_of_objects(text, path)
+    told = _SEPARATOR.match(text)
+    text = text[told.end() :] if told else text
     first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
+    separator = told[1] if told else max(",;\t", key=first.count)
     if separator not in first:
         return [line.split() for line in text.splitlines() if line.strip()]
     cells = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
