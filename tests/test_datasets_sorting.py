@@ -472,23 +472,30 @@ def test_what_a_table_leaves_out_is_said():
 
 
 _UNKNOWN = "set/list.csv names the images, and its columns do not tell which has their classes"
+_SLASH = _UNKNOWN + ": label '{}' cannot be a folder's name (column label)"
 
 
 @pytest.mark.parametrize(
     "rows, reason",
     [
         # Another column is not meant.
-        (["image,label,size", *(f"{k}.png,a/{k % 2},{'sm'[k % 2]}" for k in range(6))], _UNKNOWN),
+        (["image,label,size", *(f"{k}.png,a/{k % 2},{'sm'[k % 2]}" for k in range(6))], _SLASH.format("a/0")),
         (
             ["image,box", *(f"{k // 2}.png,{k}" for k in range(12))],
             "set/list.csv has several rows for an image, as for boxes or several classes",
         ),
         (["image,text", *(f"{k}.png,words {k}" for k in range(6))], _UNKNOWN),
         # Two labels for some; a column alone is none.
-        (["image,cat,dog", *(f"{k}.png,1,{k % 2}" for k in range(6))], _UNKNOWN),
+        (
+            ["image,cat,dog", *(f"{k}.png,1,{k % 2}" for k in range(6))],
+            f"{_UNKNOWN}: row 3 has more than one 1 in its columns cat, dog",
+        ),
         (["image,label", *(f"other{k}.png,{k % 2}" for k in range(6))], ""),
-        (["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))], _UNKNOWN),
-        (["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))], _UNKNOWN),
+        (["image,label", *(f"{k}.png,../{k % 2}" for k in range(6))], _SLASH.format("../0")),
+        (
+            ["image,label,label", *(f"{k}.png,{k % 2},{k % 3}" for k in range(6))],
+            f"{_UNKNOWN}: two columns are called 'label'",
+        ),
         (
             ["image,label", *(f"{k}.png,{k % 2}" + ",more" * (k == 3) for k in range(6))],
             "set/list.csv: the row of 3.png has 3 cells, and the first row 2",
@@ -564,7 +571,7 @@ def test_wide_characters_lines_of_objects_and_several_columns_are_read():
     assert followed("set", "classification").info.class_names == ("0", "1")
     os.remove("set/metadata.jsonl")
     write("set/t.csv", "name,shape,colour", *(f"{k}.png,{'ab'[k % 2]},{'xyz'[k % 3]}" for k in range(8)))
-    assert "by its column shape (or colour in its place)" in refused("set", "classification")
+    assert "by its column shape (2 classes: a, b; or colour in its place)" in refused("set", "classification")
 
 
 def patients():
@@ -1388,3 +1395,101 @@ def test_the_column_of_training_sorts_all_parts():
     write("z/test/labels.csv", "file,sex", *(f"{k}.png,{'mf'[k % 2]}" for k in range(8)))
     hint = refused("z", "classification")
     assert "labels.csv label z-classes z;" in hint and "without 8 images of which no class is known" in hint
+
+
+def labelled(*rows):
+    """Writes ten images and a table of them, a row of which is formatted with the number of its image."""
+    photos("z", *(f"{k}.jpg" for k in range(10)))
+    head, *cells = rows
+    write("z/t.csv", head, *(f"{k}.jpg,{cells[k % len(cells)]}" for k in range(10)))
+
+
+@pytest.mark.parametrize(
+    "head, cells, column",
+    [
+        ("file,sex,Finding Labels", ("m,Mass", "f,Hernia", "m,None"), "Finding Labels (3 classes"),
+        ("file,sex,test_result", ("m,positive", "f,negative"), "sex (2 classes: f, m; or test_result in"),
+        ("file,test_result", ("positive", "negative"), "test_result (2 classes"),
+        ("file,sex,ClassLabel", ("m,x", "f,y", "m,z"), "ClassLabel (3 classes"),
+        ("file,sub_class,label", ("m,x", "f,y", "m,z"), "label (3 classes: x, y, z; or sub_class in"),
+        ("file,num_labels,kind", ("2,x", "1,y"), "kind (2 classes: x, y)"),
+        ("file,predicted_label,label", ("x,y", "y,x"), "label (2 classes: x, y; or predicted_label in"),
+        ("file,sex,choice", ("m,x", "f,y", "m,z"), "choice (3 classes"),
+        ("file,image_group,kind", ("1,x", "2,y"), "kind (2 classes: x, y)"),
+        ("file,test,kind", ("yes,x", "no,y"), "kind (2 classes: x, y)"),
+        ("file,split,kind", ("fold_1,x", "fold_2,y"), "kind (2 classes: x, y)"),
+    ],
+)
+def test_words_of_columns_and_their_values_tell_which_has_the_classes(head, cells, column):
+    labelled(head, *cells)
+    assert f"by its column {column}" in refused("z", "classification")
+
+
+def test_hints_and_the_command_name_classes(capsys):
+    labelled("file,label", "cat", "dog", "nan", "pug", "rat")
+    hint = refused("z", "classification")
+    assert "by its column label (5 classes: cat, dog, nan, ...); nan is a class, of 2 images: " in hint
+    assert sorting.main(["classes", "z/t.csv", "label", "new", "z"]) == 0
+    assert (
+        capsys.readouterr().out == "10 files of z copied into new, in 5 class folders: cat, dog, nan, ...\n"
+    )
+    labelled("file,cat,dog", "0,1", "1,0")
+    assert "columns with a 1 for its class (2 classes: cat, dog): " in refused("z", "classification")
+    one_folder()
+    assert sorting.main(["names", "more", "set"]) == 0
+    assert capsys.readouterr().out == "8 files of set copied into more, in 2 class folders: cat, great_dane\n"
+
+
+@pytest.mark.parametrize(
+    "cells, word",
+    [
+        (("cat", "dog", "cat|dog", "dog"), "cat|dog may"),
+        (("Mass", "Hernia|Mass", "Mass", "Mass"), "Hernia|Mass may"),
+        (("a", "b", "a; b", "b + a"), "a; b and 1 more class may"),
+        (("a", "b", "a b", "b"), "a b may"),
+        (("a-b", "a", "b", "great a"), ""),
+    ],
+)
+def test_classes_that_join_others_may_be_several_labels(cells, word):
+    labelled("file,label", *cells)
+    assert (
+        f"; {word} be several labels of an image: " if word else "label (4 classes: a, a-b, b, great a): "
+    ) in refused("z", "classification")
+
+
+@pytest.mark.parametrize(
+    "head, cells, why",
+    [
+        ("file,label,sex", ("N/A,m", "x,f"), "label 'N/A' cannot be a folder's name (column label)"),
+        ("file,label", (".net", "x"), "label '.net' cannot be a folder's name (column label)"),
+        ("file,finding", ("train", "x"), "label 'train' cannot be a folder's name (column finding)"),
+        ("file,label,sex", ("x,m", "x,f"), "all images have the label 'x' (column label)"),
+        ("file,label,sex", (",m", ",f"), "no image has a label (column label)"),
+        ("file,cat,dog/s", ("0,1", "1,0"), "label 'dog/s' cannot be a folder's name"),
+        ("file,cat,cat", ("0,1", "1,0"), "two columns are called 'cat'"),
+        ("file,,", ("0,1", "1,0"), "two columns have no name"),
+        (
+            "file,cat,dog,sex",
+            ("0,1,m", "1,0,f", "1,0,m", "1,0,m", "0,0,f", *["0,1,f"] * 5),
+            "row 6 has no 1 in its columns cat, dog",
+        ),
+        (
+            "file,cat,dog,sex",
+            ("0,1,m", "1,0,f", "1,0,m", "1,1,m", "0,1,f", *["0,1,f"] * 5),
+            "row 5 has more than one 1 in its columns cat, dog",
+        ),
+    ],
+)
+def test_the_reason_says_why_columns_do_not_tell_the_classes(head, cells, why):
+    labelled(head, *cells)
+    words = "z/t.csv names the images, and its columns do not tell which has their classes"
+    assert reason() == f"{words}: {why}"
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=|"])
+def test_a_first_line_may_tell_the_separator(first):
+    photos("z", *(f"{k}.jpg" for k in range(8)))
+    rows = ["file;label,sort", *(f"{k}.jpg;{'ab'[k % 2]}" for k in range(8))]
+    text = "\r\n".join(rows).replace(";", first.strip('"')[-1])
+    Path("z/t.csv").write_bytes(f"{first}\r\n{text}".encode())
+    assert "by its column label,sort (2 classes: a, b)" in refused("z", "classification")

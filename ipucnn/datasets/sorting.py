@@ -84,10 +84,18 @@ _LABELS = [
     "species",
     "breed",
 ]
-_LABELS += ["grade", "level", "type", "severity", "classid", "labelid"]
+_LABELS += ["grade", "level", "type", "severity", "classid", "labelid", "choice"]
 """Names of columns of classes."""
+_LAST_LABELS = ("label", "labels", "class", "category", "diagnosis", "species")
+"""Last words of such names: Finding Labels; ..."""
+_NO_LABELS = re.compile(r"num|number|no|n|count|is|has|pred|predicted|prediction", re.IGNORECASE)
+"""... unless another word says that they are numbers, flags or guesses."""
 _FOLD = re.compile(r"(k[-_]?)?folds?|splits?|groups?", re.IGNORECASE)
 """Names of columns that divide images, but not into classes."""
+_FOLD_VALUE = re.compile(
+    r"-?\d{1,3}(\.0)?|((k[-_ ]?)?fold|split|group|part|set|subset)?[-_ ]?(\d{1,3}|[a-z])", re.I
+)
+"""Values of these columns that are no parts."""
 Copies = Dict[Path, List[Path]]
 """Place below the new folder -> the files below the old one that go there: several masks are joined."""
 
@@ -236,9 +244,14 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
         return naming
     column, found = naming.place, naming.images
     read = {image: row for image, row in zip(found, body) if image is not None}
-    columns, hot = _label_columns(header, [*read.values()], column)
+    first = len(cells) - len(body) + 1
+    numbered = {
+        number: row for number, (image, row) in enumerate(zip(found, body), first) if image is not None
+    }
+    columns, hot, why = _label_columns(header, numbered, column)
     if not columns:
-        return _NoTable(f"{name} names the images, and its columns do not tell which has their classes", True)
+        text = f"{name} names the images, and its columns do not tell which has their classes"
+        return _NoTable(f"{text}: {why}" if why else text, True)
     parts = _parts(header, read, {*map(part_of, names.images)} > {"train"})
     if parts is None:
         return _NoTable(f"{name} has columns or folders that contradict each other about the parts", True)
@@ -436,45 +449,107 @@ def _parts_of_name(name: str) -> List[str]:
 
 
 def _label_columns(
-    header: Sequence[str], rows: Sequence[Sequence[str]], names: int
-) -> Tuple[List[str], List[str]]:
+    header: Sequence[str], rows: Mapping[int, Sequence[str]], names: int
+) -> Tuple[List[str], List[str], str]:
     """Returns the columns that may have the classes, the likeliest first: few values, each a name of a folder.
 
     If they are ``_ONE_HOT``, the columns behind it are the second result.  There are none if a column that is called
     like labels cannot have them.  Of columns without names it is the one with other values than numbers.
+
+    Args:
+        header: the names of all columns.
+        rows: number of a row, the first row of the file being 1 -> its cells.
+        names: the column that names the images.
+
+    Returns:
+        The columns, those behind ``_ONE_HOT``, and why there are none, if that is known.
     """
-    if len(set(header)) < len(header):
-        return [], []
-    others = [k for k in range(len(header)) if k != names and header[k] and not _divides(header[k])]
-    others = [k for k in others if header[k].isprintable()]  # it can be typed
-    hot = [k for k in others if {row[k] for row in rows} <= {*_HOT, "0", "0.0"}]
-    if len(hot) > 1 and all(sum(float(row[k]) for k in hot) == 1 for row in rows):
-        columns = [header[k] for k in hot]
-        return ([_ONE_HOT], columns) if all(map(_is_folder_name, columns)) else ([], [])
+    twice = next((name for name, count in Counter(header).items() if count > 1), None)
+    if twice is not None:
+        called = f"are called '{shown_value(twice)}'" if twice else "have no name"
+        return [], [], f"two columns {called}"
+    # A name that is not printed cannot be typed.
+    others = [k for k in range(len(header)) if k != names and header[k] and header[k].isprintable()]
+    others = [k for k in others if not _divides(header[k], {row[k] for row in rows.values()})]
+    hot = [k for k in others if {row[k] for row in rows.values()} <= {*_HOT, "0", "0.0"}]
+    columns = [header[k] for k in hot]
+    counts = [sum(float(row[k]) for k in hot) for row in rows.values()] if len(hot) > 1 else []
+    if counts and {*counts} == {1}:
+        why = _not_folders(columns)
+        return ([], [], why) if why else ([_ONE_HOT], columns, "")
     labels: List[str] = []
     fitting: List[str] = []
+    unfit: Dict[str, str] = {}
     for k in others:
-        values, is_label = {row[k] for row in rows} - {""}, _is_called_label(header[k])
+        is_label = _is_called_label(header[k])
         if not is_label and k in hot and len(hot) > 1:
             continue  # an image may have several of them
-        most = len(rows) - 1 if is_label else max(2, len(rows) // 2)
-        if 1 < len(values) <= most and all(map(_is_folder_name, values)):
+        values = {row[k] for row in rows.values()} - {""}
+        is_few = 1 < len(values) <= (len(rows) - 1 if is_label else max(2, len(rows) // 2))
+        why = _not_folders(sorted(values)) if is_few else _not_classes(values, len(rows))
+        if not why:
             (labels if is_label else fitting).append(header[k])
-        elif is_label:
-            return [], []
+        elif is_label or is_few:
+            unfit[header[k]] = f"{why} (column {printable(header[k])})"
+    labels.sort(key=lambda name: not _is_exactly_label(name))
+    for name, why in unfit.items():
+        is_alone = not labels and (_is_called_label(name) or not fitting)
+        if is_alone or _is_exactly_label(name):
+            return [], [], why
+    # A row that is left blank, or a second label, may be a mistake; with more of them the columns may be no classes.
+    is_nearly_hot = len(rows) - counts.count(1) <= max(1, (1 - SHARE) * len(rows))
+    if not labels and counts and (is_nearly_hot or not fitting):
+        number, count = next(one for one in zip(rows, counts) if one[1] != 1)
+        how_many = "no 1" if count < 1 else "more than one 1"
+        return [], [], f"row {number:,} has {how_many} in its columns {_listed(columns)}"
     if header[0] == "1":
-        worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows)]
+        worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows.values())]
         fitting = worded if len(worded) == 1 else fitting
-    return [*labels, *fitting], []
+    return [*labels, *fitting], [], ""
 
 
-def _divides(name: str) -> bool:
-    """Returns whether a column is called like parts of a set or like folds, and not like classes."""
+def _not_classes(values: Collection[str], num_images: int) -> str:
+    """Returns why a column with too many or too few values has no classes."""
+    if len(values) == 1:
+        return f"all images have the label '{shown_value(next(iter(values)))}'"
+    return f"{num_images:,} images have {len(values):,} labels" if values else "no image has a label"
+
+
+def _not_folders(names: Sequence[str]) -> str:
+    """Returns why names of classes cannot be those of folders; "" if they can."""
+    name = next((name for name in names if not _is_folder_name(name)), None)
+    return "" if name is None else f"label '{shown_value(name)}' cannot be a folder's name"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns a few names on one line: all of up to four, or three of them."""
+    return ", ".join(
+        [*map(shown_value, names if len(names) < 5 else names[:3]), *(["..."] if names[4:] else [])]
+    )
+
+
+def _divides(name: str, values: Collection[str]) -> bool:
+    """Returns whether a column is called like parts of a set or like folds, and has such values, and not classes."""
     words = _parts_of_name(name)
-    return not _is_called_label(name) and any(part_named(word) or _FOLD.fullmatch(word) for word in words)
+    is_called = any(part_named(word) or _FOLD.fullmatch(word) for word in words)
+    return (
+        is_called
+        and not _is_called_label(name)
+        and all(
+            value.casefold() in _ANSWERS or part_named(value) or _FOLD_VALUE.fullmatch(value)
+            for value in values
+            if value
+        )
+    )
 
 
 def _is_called_label(name: str) -> bool:
+    words = [word.casefold() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", name)]
+    is_last = bool(words) and words[-1] in _LAST_LABELS and not any(map(_NO_LABELS.fullmatch, words))
+    return is_last or _is_exactly_label(name)
+
+
+def _is_exactly_label(name: str) -> bool:
     return re.sub(r"[\W_]", "", name.casefold()) in _LABELS
 
 
@@ -522,15 +597,20 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
         commands.append(
             f"{SORTING} classes {quoted(folder / one.path)} {quoted(column)} {quoted(place)} {quoted(folder)}"
         )
+    cells = Counter(cell for one in by_part.values() for cell in one.classes(column).values())
     by = "columns with a 1 for its class" if column == _ONE_HOT else f"column {printable(column)}"
-    more = f" (or {', '.join(map(printable, more_columns[:3]))} in its place)" if more_columns else ""
+    more = f"; or {', '.join(map(printable, more_columns[:3]))} in its place" if more_columns else ""
+    more = f" ({counted(len(cells), 'class')}: {_listed(sorted(cells))}{more})"
     alone = len(files.images) - len({image for one in by_part.values() for image in one.classes(column)})
     rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
     of_which = "no class or no part" if table.parts else "no class"
     rest += f", without {counted(alone, 'image')} of which {of_which} is known" if alone else ""
-    cells = Counter(cell for one in by_part.values() for cell in one.classes(column).values())
     for cell in filter(_MISSING.fullmatch, sorted(cells)):
         rest += f"; {printable(cell)} is a class, of {counted(cells[cell], 'image')}"
+    joined = [cell for cell in sorted(cells) if _joins_others(cell, cells)]
+    if joined:
+        also = f" and {counted(len(joined) - 1, 'more class')}" if joined[1:] else ""
+        rest += f"; {shown_value(joined[0])}{also} may be several labels of an image"
     missing = sum(one.num_others for one in by_part.values())
     rest += f"; {counted(missing, 'row')} {'names' if missing == 1 else 'name'} no image" if missing else ""
     return Hint(
@@ -538,6 +618,14 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
         f"{by}{more}{rest}: "
         f"{' && '.join(commands)}; then pass --dataset {quoted(target)}"
     )
+
+
+def _joins_others(name: str, classes: Collection[str]) -> bool:
+    """Returns whether the name of a class joins those of others, as Mass|Hernia does."""
+    others = {*classes} - {name}
+    parted = ([part.strip() for part in name.split(separator)] for separator in ",;|+/& ")
+    is_joined = any(len(parts) > 1 and {*parts} <= others for parts in parted)
+    return is_joined or ("|" in name and not others.isdisjoint(name.split("|")))
 
 
 def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
@@ -1059,6 +1147,7 @@ _OF_FOLDER = {
     "names": copies_by_names,
     "lists": copies_by_lists,
 }
+_INTO_CLASSES = ("classes", "names", "lists")
 
 
 def main(words: Sequence[str]) -> int:
@@ -1082,7 +1171,7 @@ def main(words: Sequence[str]) -> int:
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         if not copies:
-            wanted = CLASS_LAYOUT if words[0] in ("classes", "names", "lists") else PAIR_LAYOUT
+            wanted = CLASS_LAYOUT if words[0] in _INTO_CLASSES else PAIR_LAYOUT
             raise DataError(f"{shown(folder)} has nothing to copy by {words[0]}", wanted)
         count = counted(sum(map(len, copies.values())), "file")
         if sys.stderr.isatty():
@@ -1096,7 +1185,9 @@ def main(words: Sequence[str]) -> int:
             "error: interrupted; nothing is left of the copy\nhint: give the command again", file=sys.stderr
         )
         return 130
-    print(f"{count} of {shown(folder)} copied into {shown(target)}")
+    folders = sorted({place.parent.name for place in copies}) if words[0] in _INTO_CLASSES else []
+    into = f", in {counted(len(folders), 'class folder')}: {_listed(folders)}" if folders else ""
+    print(f"{count} of {shown(folder)} copied into {shown(target)}{into}")
     return 0
 
 
