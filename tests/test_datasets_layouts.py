@@ -650,11 +650,12 @@ def test_images_whose_names_begin_with_their_class_are_sorted_if_the_hint_is_typ
     folder = tmp_path / "my set"
     draw(folder, *(name.format(k) for name in names for k in range(6)))
     error = check_raises(DataError, "is named like a part", "into class folders", opened, folder)
-    command, _, dataset = error.hint.partition(": ")[2].partition("; then pass --dataset ")
+    assert f"(2 classes: {', '.join(classes)})" in error.hint
+    command, _, dataset = error.hint.partition(": python ")[2].partition("; then pass --dataset ")
     others = sum("test1/{}" in name for name in names) * 6 if part == "" else 0
     assert (f", without {others} other images: " in error.hint) == bool(others)
     before = sorted(folder.rglob("*"))
-    assert sorting.main(shlex.split(command)[3:]) == 0
+    assert sorting.main(shlex.split(command)[2:]) == 0
     target = (folder / part).with_name((part or folder.name) + "-classes")
     assert shlex.split(dataset) == [str(target)]
     assert before == [path for path in sorted(folder.rglob("*")) if target not in (path, *path.parents)]

@@ -1493,3 +1493,33 @@ def test_a_first_line_may_tell_the_separator(first):
     text = "\r\n".join(rows).replace(";", first.strip('"')[-1])
     Path("z/t.csv").write_bytes(f"{first}\r\n{text}".encode())
     assert "by its column label,sort (2 classes: a, b)" in refused("z", "classification")
+
+
+def test_changed_copies_of_images_are_of_the_class_of_their_image(capsys):
+    for k in range(4):
+        photos("z", f"cat_{k}.jpg", f"cat_{k}_rot_90.jpg", f"my cat_{k}.jpg", f"cat_{k}-cut-3.jpg")
+    hint = refused("z", "classification")
+    assert "copy them into class folders (2 classes: cat, my cat): python" in hint
+    assert sorting.main(["names", "new", "z"]) == 0
+    assert sorted(os.listdir("new")) == ["cat", "my cat"] and len(os.listdir("new/cat")) == 12
+    assert capsys.readouterr().out.endswith("in 2 class folders: cat, my cat\n")
+
+
+def test_classes_of_one_part_are_those_of_the_other():
+    for k in range(4):
+        photos("z/train", f"cat_{k}.jpg", f"dog_{k}.jpg")
+        photos("z/test", f"cat_0_rot_{k}.jpg", f"dog_0_rot_{k}.jpg")
+    assert "(2 classes: cat, dog): python" in refused("z", "classification")
+    source = followed("z", "classification")
+    assert source.info.class_names == ("cat", "dog") and len(source.eval) == 8
+
+
+def test_images_without_a_class_in_their_names_are_the_reason():
+    photos("z", *(f"{name}.{k}.jpg" for name in ("cat", "dog") for k in range(10)), "logo.png")
+    assert reason() == "z/logo.png has no class in its name, as cat.0.jpg has"
+    photos("z", "a-1.png")
+    assert reason() == "z/a-1.png and 1 more image have no class in their names, as cat.0.jpg has"
+    photos("z", "more.png")
+    assert reason() == ""
+    photos("y/train", *(f"{name}.{k}.jpg" for name in ("cat", "dog") for k in range(10)), "logo.png")
+    assert reason("y") == "y/train/logo.png has no class in its name, as cat.0.jpg has"

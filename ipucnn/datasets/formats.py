@@ -42,7 +42,7 @@ from ipucnn.filesystem import (
     real,
     shown,
 )
-from ipucnn.text import counted, printable, quoted
+from ipucnn.text import counted, printable, quoted, shown_value
 
 ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -430,18 +430,33 @@ _NAMED_CLASS = re.compile(r"(.*[^\W\d_])([._ -]+\(?)\d.*", re.DOTALL)
 """The name of an image that begins with its class, what follows this, and a number: cat.0.jpg, great_dane_12.jpg."""
 
 
+_NUMBER_INSIDE = re.compile(r"([._ -]+\(?)\d")
+
+
 def classes_in_names(part: Path) -> Dict[str, str]:
     """Returns the class of each image of a folder, with which its name begins; there are none if one has no class."""
-    if part_named(part.name) == "masks":
-        return {}
-    names = {name: _NAMED_CLASS.fullmatch(name) for name in _own_images(part)}
-    found = {name: (match[1], match[2]) for name, match in names.items() if match is not None}
-    classes, separators = {name for name, _ in found.values()}, {separator for _, separator in found.values()}
-    if len(found) < len(names) or len(separators) != 1 or not 1 < len(classes) <= len(names) // 2:
-        return {}
-    if any(part_named(name) or side_named(name) for name in classes):
-        return {}  # train_1.jpg, mask_1.png
-    return {name: of_name for name, (of_name, _) in found.items()}
+    names = _own_images(part)
+    found = _classes_of(part, names)
+    return found if len(found) == len(names) else {}
+
+
+def _classes_of(part: Path, names: Sequence[str]) -> Dict[str, str]:
+    """Returns the classes of those names in a folder that have the usual separator; none if they seem to be none."""
+    matches = {name: _NAMED_CLASS.fullmatch(name) for name in names if part_named(part.name) != "masks"}
+    known = {match[1] for match in matches.values() if match is not None}
+    parted = {name: _class_before_number(name, known) for name, match in matches.items() if match is not None}
+    separators = Counter(separator for _, separator in parted.values()).most_common(1)
+    found = {name: of_name for name, (of_name, one) in parted.items() if one == separators[0][0]}
+    classes = {*found.values()}
+    # train_1.jpg, mask_1.png
+    is_taken = any(part_named(name) or side_named(name) for name in classes)
+    return found if 1 < len(classes) <= len(found) // 2 and not is_taken else {}
+
+
+def _class_before_number(name: str, classes: Collection[str]) -> Tuple[str, str]:
+    """Returns the shortest class that a name begins with, and what is between it and a number: cat for cat_0_rot_90."""
+    begins = ((name[: match.start()], match[1]) for match in _NUMBER_INSIDE.finditer(name))
+    return next(begin for begin in begins if begin[0] in classes)
 
 
 def images_with_classes(folder: Path) -> Dict[Path, str]:
@@ -451,16 +466,38 @@ def images_with_classes(folder: Path) -> Dict[Path, str]:
     inside = {
         Path(part.name, name): of_name for part in parts for name, of_name in classes_in_names(part).items()
     }
-    return own or inside
+    classes = {*inside.values()}
+    return own or {image: _class_before_number(image.name, classes)[0] for image in inside}
+
+
+def names_without_class(folder: Path) -> str:
+    """Returns words about images without a class in a folder or its parts, if nearly all others have one; or ""."""
+    for part in (folder, *(path for path in subfolders(folder) if part_named(path.name))):
+        names = _own_images(part)
+        found = _classes_of(part, names)
+        others = [name for name in names if name not in found]
+        if found and 0 < len(others) <= len(names) / 10:
+            also = f" and {counted(len(others) - 1, 'more image')}" if others[1:] else ""
+            verb = "have no class in their names" if also else "has no class in its name"
+            return f"{shown(part / others[0])}{also} {verb}, as {printable(next(iter(found)))} has"
+    return ""
+
+
+def some_of(names: Collection[str]) -> str:
+    """Returns a few names on one line: all of up to four, or three of them."""
+    first = sorted(names)[: 3 if len(names) > 4 else 4]
+    return ", ".join([*map(shown_value, first), *(["..."] if len(names) > 4 else [])])
 
 
 def named_classes_hint(folder: Path) -> str:
     """Returns the hint with the command for images whose names begin with their classes, of a set or of one part."""
-    target = new_folder(folder, "classes")
-    alone = num_images(folder) - len(images_with_classes(folder))
+    target, found = new_folder(folder, "classes"), images_with_classes(folder)
+    alone = num_images(folder) - len(found)
     rest = f", without {counted(alone, 'other image')}" if alone else ""
+    classes = {*found.values()}
+    told = f"{counted(len(classes), 'class')}: {some_of(classes)}"
     return (
-        f"if the names of images begin with their classes, copy them into class folders{rest}: "
+        f"if the names of images begin with their classes, copy them into class folders ({told}){rest}: "
         f"{SORTING} names {quoted(target)} {quoted(folder)}; then pass --dataset {quoted(target)}"
     )
 

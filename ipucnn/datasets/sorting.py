@@ -43,9 +43,11 @@ from ipucnn.datasets.formats import (
     is_made_by_system,
     list_folder,
     named_classes_hint,
+    names_without_class,
     part_named,
     same_name,
     side_named,
+    some_of,
     subfolders,
 )
 from ipucnn.datasets.masks_beside import masks_by_content
@@ -501,7 +503,7 @@ def _label_columns(
     if not labels and counts and (is_nearly_hot or not fitting):
         number, count = next(one for one in zip(rows, counts) if one[1] != 1)
         how_many = "no 1" if count < 1 else "more than one 1"
-        return [], [], f"row {number:,} has {how_many} in its columns {_listed(columns)}"
+        return [], [], f"row {number:,} has {how_many} in its columns {some_of(columns)}"
     if header[0] == "1":
         worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows.values())]
         fitting = worded if len(worded) == 1 else fitting
@@ -519,13 +521,6 @@ def _not_folders(names: Sequence[str]) -> str:
     """Returns why names of classes cannot be those of folders; "" if they can."""
     name = next((name for name in names if not _is_folder_name(name)), None)
     return "" if name is None else f"label '{shown_value(name)}' cannot be a folder's name"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Returns a few names on one line: all of up to four, or three of them."""
-    return ", ".join(
-        [*map(shown_value, names if len(names) < 5 else names[:3]), *(["..."] if names[4:] else [])]
-    )
 
 
 def _divides(name: str, values: Collection[str]) -> bool:
@@ -600,7 +595,7 @@ def _classes_hint(folder: Path, files: _Files) -> Hint:
     cells = Counter(cell for one in by_part.values() for cell in one.classes(column).values())
     by = "columns with a 1 for its class" if column == _ONE_HOT else f"column {printable(column)}"
     more = f"; or {', '.join(map(printable, more_columns[:3]))} in its place" if more_columns else ""
-    more = f" ({counted(len(cells), 'class')}: {_listed(sorted(cells))}{more})"
+    more = f" ({counted(len(cells), 'class')}: {some_of(cells)}{more})"
     alone = len(files.images) - len({image for one in by_part.values() for image in one.classes(column)})
     rest = f", in the parts of its column {printable(table.part_column)}" if table.part_column else ""
     of_which = "no class or no part" if table.parts else "no class"
@@ -1085,7 +1080,7 @@ def sorting_hint(folder: Path, task: str) -> Hint:
             or (named_classes_hint(folder) if classes_in_names(folder) else "")
             or (_pairs_hint(folder, files) if task != "classification" else "")
         )
-        return Hint(command, "" if command else by_table.reason)
+        return Hint(command, "" if command else by_table.reason or names_without_class(folder))
     return Hint("")
 
 
@@ -1185,8 +1180,8 @@ def main(words: Sequence[str]) -> int:
             "error: interrupted; nothing is left of the copy\nhint: give the command again", file=sys.stderr
         )
         return 130
-    folders = sorted({place.parent.name for place in copies}) if words[0] in _INTO_CLASSES else []
-    into = f", in {counted(len(folders), 'class folder')}: {_listed(folders)}" if folders else ""
+    folders = {place.parent.name for place in copies} if words[0] in _INTO_CLASSES else set()
+    into = f", in {counted(len(folders), 'class folder')}: {some_of(folders)}" if folders else ""
     print(f"{count} of {shown(folder)} copied into {shown(target)}{into}")
     return 0
 
