@@ -1230,6 +1230,11 @@ def photos(folder, *names):
         ),
         (
             "images/{}.jpg",
+            ["age,path,label", *(f"{k},{k}.png,{'ab'[k % 2]}" for k in range(1, 11))],
+            "'1.png', and the file is '1.jpg'",
+        ),
+        (
+            "images/{}.jpg",
             ["image_id,photo,label", *(f"{k + 1},P{k},{'ab'[k % 2]}" for k in range(10))],
             "'P0', and no image is called so",
         ),
