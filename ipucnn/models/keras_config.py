@@ -357,14 +357,18 @@ def _call_of(entry: PlainDict, node: PlainValue) -> _Reads:
     return reads, [*others, *([("", "tensors in lists")] if kinds - {str} else [])]
 
 
+def _is_tensor(value: PlainValue) -> bool:
+    return isinstance(value, dict) and value.get("class_name") == "__keras_tensor__"
+
+
 def _has_tensor(value: PlainValue) -> bool:
-    return next(_ranks(value), None) is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return _is_tensor(value) or any(map(_has_tensor, inner))
 
 
 def _is_plain(value: PlainValue) -> bool:
     """Whether an argument of Keras 3 is a tensor, or a list of tensors alone."""
-    each = value if isinstance(value, (list, tuple)) else [value]
-    return all(isinstance(one, dict) and one.get("class_name") == "__keras_tensor__" for one in each)
+    return all(map(_is_tensor, value if isinstance(value, (list, tuple)) else [value]))
 
 
 def _arguments(node: PlainValue) -> _Reads:
