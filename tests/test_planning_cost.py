@@ -435,9 +435,12 @@ def test_weight_update_moves_each_array_once(slots: int) -> None:
     assert update_s([3e6], program, get_system("pod16")) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("replicas, links", [(1, 1), (4, 1), (5, 2), (8, 2), (16, 4)])
-def test_a_program_is_fed_by_the_machines_that_it_is_on(replicas: int, links: int) -> None:
-    system, graph = get_system("pod16"), chain()
+@pytest.mark.parametrize(
+    "name, replicas, links",
+    [("m2000", 1, 4), ("pod16", 1, 1), ("pod16", 4, 1), ("pod16", 5, 2), ("pod16", 8, 2), ("pod16", 16, 4)],
+)
+def test_a_program_is_fed_by_the_machines_that_it_is_on(name: str, replicas: int, links: int) -> None:
+    system, graph = get_system(name), chain()
     sample, most = host_limit(graph, PlannedProgram(num_replicas=replicas), system)
     assert sample == 28 * 28 * 3 * 2 + 4
     assert most == pytest.approx(links / 4 * system.host_bytes_per_s / sample)
@@ -448,8 +451,9 @@ def test_stages_on_one_ipu_exchange_nothing_and_a_sample_passes_all_stages_once(
     program = PlannedProgram(micro_batch_size=2, num_stages=3, device_mapping=(0, 1, 1), schedule="Grouped",
                              gradient_accumulation_count=12)  # fmt: skip
     prediction = predict(graph, ["conv1", "conv2"], program, system)
-    received = [stage.receive_s > 0 for stage in prediction.stages]
-    assert received == [False, True, False]
+    transfers = transfers_s(graph, [graph.index("conv1"), graph.index("conv2")], program, MK2)
+    assert transfers[0] != transfers[1]
+    assert [stage.receive_s for stage in prediction.stages] == [0, transfers[0], 0]
     passed = sum(stage.forward_s + stage.receive_s for stage in prediction.stages)
     assert prediction.latency_s == pytest.approx(passed + DEFAULT_CONSTANTS.fixed_s(system))
 
