@@ -324,7 +324,6 @@ def _names_of(path: Path, cells: Sequence[Sequence[str]], names: Names) -> Names
     These are the ones of its part, if nearly all rows name one.  Otherwise they are the ones in its folder, if more
     rows name one of them alone than one of all.
     """
-
     rows = cells[:: len(cells) // 1000 + 1]  # as many as tell
 
     def most_named(some: Names) -> int:

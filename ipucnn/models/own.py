@@ -600,6 +600,8 @@ def _check_losses(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
             continue  # compared when it is made again
         kept = layer.get_weights()
         try:
+            if not (factors or layer.losses):
+                continue  # drawing weights for large layers takes seconds
             layer.set_weights([np.asarray(rng.uniform(0.1, 0.9, one.shape), one.dtype) for one in kept])
             added = float(sum(np.asarray(loss, np.float64).sum() for loss in layer.losses))
             values = {key: np.float64(weight.numpy()) for key, weight in weights_of(layer).items()}

@@ -18,6 +18,7 @@ import numpy as np
 from ipucnn.aliases import KerasLayer, PlainValue
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import Node
+from ipucnn.models.keras_config import is_of_keras
 from ipucnn.text import shown_value
 
 ACTIVATIONS = (
@@ -111,8 +112,7 @@ def _kind_in_keras(value: PlainValue) -> Optional[str]:
     if not isinstance(value, dict):
         return None
     module = value.get("module")  # Keras 2.6 writes none
-    is_stock = module is None or str(module).partition(".")[0] in ("keras", "tensorflow")
-    return value.get("class_name") if is_stock else None
+    return value.get("class_name") if module is None or is_of_keras(module) else None
 
 
 def _initializer(where: str, key: str, value: PlainValue) -> Dict[str, Any]:
