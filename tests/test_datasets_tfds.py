@@ -264,6 +264,7 @@ def test_a_missing_package_is_an_error(prepared, monkeypatch):
     assert error.exit_code == 6
 
 
+@pytest.mark.slow
 def test_an_unknown_set_cannot_be_prepared(tmp_path):
     choice = choose("tfds:no_such_set_at_all", tmp_path, download=True)
     error = "cannot prepare tfds:no_such_set_at_all"

@@ -113,6 +113,7 @@ def norms_and_reductions():
     "group-mean-2",
     "group-running_mean-6",
     "none-mean-6",
+    "none-running_mean-2",
     "none-sum-6",
 )
 @pytest.mark.parametrize("norm, method, fused", norms_and_reductions())

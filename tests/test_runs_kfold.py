@@ -241,6 +241,7 @@ def test_folds_of_other_labels_are_refused(of_pairs, run, has_list):
         check_refused(run, Refusal([*resume, *more], "images or labels differ", "another --run-dir"))
 
 
+@pytest.mark.slow
 def test_typed_pairs_are_evaluated_whole_unless_they_are_those_of_the_fold(of_pairs, tmp_path):
     whole, data, other = of_pairs
     copied = shutil.copytree(str(data), str(tmp_path / "copied"))

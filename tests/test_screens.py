@@ -197,6 +197,7 @@ def short_folder():
     "benchmark",
     "configuration",
     "curves",
+    "end of a run",
     "evaluation",
     "judged splits",
     "layers",
