@@ -36,6 +36,10 @@ CONVOLUTIONS = {
     "IpucnnFilterGradient": "convolution, filter gradient",
 }
 NORM_OR_ACTIVATION = re.compile(r"bn|norm|relu|activation|swish", re.IGNORECASE)
+# Names of inlined functions begin with the names of their callers: loops, conditions, and the function of a lane.
+CALLERS = re.compile(r".*/(?:(?:body|cond|then|else)/_\d+|StatefulPartitionedCall(?:_\d+)?)/")
+# The share of the operations' time that may be of operations that the optimizer of graphs made.
+MOST_UNKNOWN = 0.1
 # Operations with fewer numbers are not worth a kind.
 SMALL_NUMBERS = 2**12
 # Operations that hand their inputs on.
@@ -219,16 +223,19 @@ def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
     trainer: Any = side.trainer
     by_name = {op.name: op for op in operations(trainer._loop.trace(side.batches))}
     rows: Dict[str, List[float]] = collections.defaultdict(lambda: [0.0] * 4)
+    unknown_s = 0.0
     for name, (kind, seconds, count) in traced.items():
-        # Names of inlined functions begin with the names of their callers.
-        operation = by_name.get(re.sub(r".*/(?:body|cond|then|else)/_\d+/", "", name))
+        operation = by_name.get(CALLERS.sub("", name))
         if operation is None:
+            unknown_s += seconds * count
             spent = Cost("layout conversion" if "Transpose" in kind else "other")
         else:
             spent = cost(unfused(operation, kind), weights)
         bound = max(spent.flop / flop_per_s, spent.moved / bytes_per_s)
         for i, value in enumerate((seconds, spent.flop, spent.moved, bound)):
             rows[spent.kind][i] += value * count
+    if unknown_s > MOST_UNKNOWN * sum(row[0] for row in rows.values()):
+        raise SystemExit("the operations of the trace are not those of the graph: correct CALLERS in this script")
     rest = (
         ("executor", processor_s - sum(row[0] for row in rows.values())),
         ("waiting", wall_s * side.side_by_side - processor_s),
