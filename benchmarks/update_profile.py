@@ -235,7 +235,9 @@ def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
         for i, value in enumerate((seconds, spent.flop, spent.moved, bound)):
             rows[spent.kind][i] += value * count
     if unknown_s > MOST_UNKNOWN * sum(row[0] for row in rows.values()):
-        raise SystemExit("the operations of the trace are not those of the graph: correct CALLERS in this script")
+        raise SystemExit(
+            "the operations of the trace are not those of the graph: correct CALLERS in this script"
+        )
     rest = (
         ("executor", processor_s - sum(row[0] for row in rows.values())),
         ("waiting", wall_s * side.side_by_side - processor_s),
