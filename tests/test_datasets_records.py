@@ -278,7 +278,7 @@ def test_names_of_classes_have_one_grammar_for_records_and_masks(tmp_path, text)
     path.write_bytes(text.encode())
     assert records.class_names(tmp_path) == ("ant", "bee")
     path.write_bytes(text.replace("ant", "0 ant").replace("bee", "7 bee").encode())
-    assert read_table(tmp_path)[:2] == (("ant", "bee"), (0, 7))
+    assert read_table(tmp_path / "classes.txt")[:2] == (("ant", "bee"), (0, 7))
 
 
 def test_an_unwritable_cache_is_not_an_error(folder, tmp_path, monkeypatch):

@@ -411,6 +411,84 @@ def test_the_table_that_a_hint_writes_is_read(tmp_path, values, names, counted):
     np.testing.assert_array_equal(source.train.masks, np.array(counted)[drawn[:4]])
 
 
+CVAT = """# label:color_rgb:parts:actions
+tumour:250,50,83::
+background:0,0,0::
+not there:1,2,3::
+stroma, loose:51,221,255::
+"""
+
+
+@pytest.mark.parametrize("has_palette", [False, True])
+def test_the_table_of_cvat_names_colours(tmp_path, has_palette):
+    """A palette's entries are in no order of the table's."""
+    folder = tmp_path / "set"
+    colours = np.array([[51, 221, 255], [0, 0, 0], [250, 50, 83]], np.uint8)
+    drawn = several_classes(folder, colours)
+    if has_palette:
+        for path in (folder / "masks").iterdir():
+            indexed = Image.open(path).quantize(8)
+            assert (np.asarray(indexed.convert("RGB")) == np.asarray(Image.open(path))).all()
+            indexed.save(path)
+    (folder / "labelmap.txt").write_text(CVAT)
+    source = open_pairs("imagemasks", folder)
+    assert source.info.class_names == ("background", "tumour", "not there", "stroma, loose")
+    np.testing.assert_array_equal(source.train.masks, np.array([3, 0, 1])[drawn[:4]])
+    line = f"the classes are those of {folder}/labelmap.txt: background, tumour, not there, stroma, loose"
+    assert line in source.info.warnings
+    assert not [line for line in source.info.warnings if "left out" in line or "not read" in line]
+    (folder / "classes.txt").write_text("51 221 255 mine\n0 0 0 background\n250 50 83 other\n")
+    assert open_pairs("imagemasks", folder).info.class_names == ("background", "mine", "other")
+
+
+def roboflow(folder, table="Pixel Value, Class\n0, background\n2, cell\n1, nucleus\n"):
+    """Writes parts with image, mask and table in one folder; returns the classes of the masks for training."""
+    values = np.random.default_rng(0).integers(0, 3, (2, 4, 40, 40)).astype(np.uint8)
+    for part, masks in zip(("train", "valid"), values):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "_classes.csv").write_text(table)
+        for k, mask in enumerate(masks):
+            Image.fromarray(noise(k, 40, 40, 3)).save(folder / part / f"{k}_png.rf.{k}af.jpg")
+            Image.fromarray(mask).save(folder / part / f"{k}_png.rf.{k}af_mask.png")
+    return np.array([0, 2, 1])[values[0]]
+
+
+def test_the_table_of_roboflow_names_values(tmp_path):
+    classes = roboflow(tmp_path / "set")
+    source = open_pairs("imagemasks", tmp_path / "set")
+    assert source.info.class_names == ("background", "cell", "nucleus")
+    np.testing.assert_array_equal(source.train.masks, classes)
+    tables = " and ".join(f"{tmp_path}/set/{part}/_classes.csv" for part in ("train", "valid"))
+    assert f"the classes of all parts are those of {tables}" in source.info.warnings
+
+
+def test_a_table_of_images_is_none_of_masks(tmp_path):
+    """Roboflow's sets of images with several labels have a file of the same name."""
+    roboflow(tmp_path / "set", "filename, cat, dog\n0_png.rf.0af.jpg, 1, 0\n")
+    assert open_pairs("imagemasks", tmp_path / "set").info.class_names == ("background", "class 1", "class 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("labelmap.txt", "a:0,0,0::\nb:300,0,0::\n", "line 2: 'b:300,0,0::' is no class and colour"),
+        ("labelmap.txt", "a:0,0,0::\nb\n", "line 2: 'b' is no class and colour"),
+        ("labelmap.txt", "a:0,0,0::\nb:0,0,0::\n", "has the value 0 0 0 twice"),
+        ("_classes.csv", "Pixel Value,Class\n0,a\nred,b\n", "line 3: 'red, b' is no class"),
+        ("_classes.csv", "Pixel Value,Class\n0,a\n", "has 1 class; a mask has from 2 to 255"),
+        ("_classes.csv", "Pixel Value,Class\n0,a\n1,a\n", "has the name a twice"),
+    ],
+)
+def test_tables_of_other_programs_are_checked(tmp_path, name, text, error):
+    """The table of ours comes before a wrong one."""
+    folder = tmp_path / "set"
+    several_classes(folder, np.array([0, 255], np.uint8))
+    (folder / name).write_text(text)
+    check_raises(DataError, error, f"{folder}/classes.txt", open_pairs, "imagemasks", folder)
+    (folder / "classes.txt").write_text("0 a\n255 b\n")
+    assert open_pairs("imagemasks", folder).info.class_names == ("a", "b")
+
+
 def test_masks_whose_objects_have_several_numbers_may_be_of_several_programs(tmp_path):
     """Each mask has 0 and one other value: the first command of the hint makes all of these values one class."""
     folder = tmp_path / "set"

@@ -113,7 +113,7 @@ def test_sets_in_which_nothing_counts_are_refused(tmp_path):
     errors, _, _ = verified("imagemasks", tmp_path)
     assert errors == {"mask-values"}
     (tmp_path / "classes.txt").write_text("0 background\n255 ignore\n")
-    check_raises(DataError, "has 1 class; a mask has from 2", "", read_table, tmp_path)
+    check_raises(DataError, "has 1 class; a mask has from 2", "", read_table, tmp_path / "classes.txt")
 
 
 def test_verification_counts_the_other_pixels(tmp_path):

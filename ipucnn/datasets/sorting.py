@@ -988,7 +988,7 @@ def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], loc
         pairs: the folder of the part, "" for none, an image and its masks.
         location: the folder of the table.
     """
-    from ipucnn.datasets.segmentation.masks import TABLE
+    from ipucnn.datasets.segmentation.masks import table_in
 
     images, masks = {}, {}
     for part, image, of_image in pairs:
@@ -996,8 +996,9 @@ def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], loc
         images[image] = Path(part, "images", name + image.suffix)
         ending = of_image[0].suffix if len(of_image) == 1 else ".png"
         masks[Path(part, "masks", name + ending)] = [*of_image]
-    if (location / TABLE).is_file():
-        masks[Path(TABLE)] = [_below(folder, location / TABLE)]
+    table = table_in(location)
+    if table is not None:
+        masks[Path(table.name)] = [_below(folder, table)]
     return {**_placed(folder, images), **masks}
 
 
@@ -1008,12 +1009,12 @@ def copies_of_set(folder: Path) -> Copies:
         DataError: there are no such folders, or two images would get one name.
     """
     from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name, table_of, tables_of
-    from ipucnn.datasets.segmentation.masks import TABLE
+    from ipucnn.datasets.segmentation.masks import TABLE, table_in
 
     found = find_layout("imagemasks", folder)
     if found is None:
         raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
-    if table_of(found) is not None and not (found.location / TABLE).is_file():
+    if table_of(found) is not None and table_in(found.location) is None:
         text = f"{shown(tables_of(found)[0])} has the names of classes, which the copy would lack"
         raise DataError(text, f"name them in {quoted(found.location / TABLE)}, a line for each: 1 cell")
     files: Dict[str, _Pairs] = {}

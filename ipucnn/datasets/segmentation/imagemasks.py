@@ -1,7 +1,7 @@
 """Images and masks in files, in one of the layouts of ``formats.py``: folders, one folder, nnU-Net's, or two volumes.
 
 Of a set without parts, the last fifth of the pairs, in the order of their names and pages, is for evaluation.
-``DIR/classes.txt``, or nnU-Net's ``dataset.json``, defines the values of masks that are not the classes' numbers.
+A table, ``DIR/classes.txt`` or that of CVAT, Roboflow or nnU-Net, defines values that are not the classes' numbers.
 """
 
 import re
@@ -91,9 +91,9 @@ from ipucnn.datasets.segmentation.masks import (
     notes_on_classes,
     one_class_command,
     other_values,
-    read_description,
     read_table,
     table_command,
+    table_in,
 )
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.errors import DataError
@@ -243,16 +243,13 @@ def image_pixels(page: Page, origin: str, mask: Mask) -> np.ndarray:
 
 
 def table_of(found: Found) -> Optional[MaskClasses]:
-    """Returns the classes that ``classes.txt``, or else nnU-Net's ``dataset.json``, names; None without such a file.
+    """Returns the classes that the set's table names; None without one.
 
     Raises:
         DataError: the file cannot be read, or has another format; or the tables of two parts differ.
     """
     paths = tables_of(found)
-    read = [
-        read_description(path.parent) if path.name == DESCRIPTION else read_table(path.parent)
-        for path in paths
-    ]
+    read = [read_table(path) for path in paths]
     for path, table in zip(paths, read):
         if table != read[0]:
             raise DataError(
@@ -263,11 +260,15 @@ def table_of(found: Found) -> Optional[MaskClasses]:
 
 
 def tables_of(found: Found) -> List[Path]:
-    """Returns the files that name the classes of the masks: those of the set and of its parts, beside the images."""
+    """Returns the files that name the classes of the masks: those of the set and of its parts, beside the images.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
     folders = [found.location]
     for of_part in found.parts.values():
         folders += [folder for folder in _around(of_part) if folder not in folders]
-    paths = [folder / TABLE for folder in folders if (folder / TABLE).is_file()]
+    paths = [path for path in map(table_in, folders) if path is not None]
     if not paths and found.has_channel_numbers and (found.location / DESCRIPTION).is_file():
         return [found.location / DESCRIPTION]
     return paths
@@ -796,13 +797,18 @@ def open_pairs(
     tables = tables_of(found)
     if tables and tables[0].parent != found.location:
         warnings.append(f"the classes of all parts are those of {' and '.join(map(shown, tables))}")
+    elif tables and tables[0].name not in (TABLE, DESCRIPTION):
+        warnings.append(
+            f"the classes are those of {shown(tables[0])}: {', '.join(map(printable, classes.names))}"
+        )
     warnings += notes_on_classes(classes, table is not None)
     warnings += other_values(classes, (stored[pair].numbers for pair in pairs))
     warnings += _inverted_greys(stored[pair] for pair in pairs)
     if classes.ignored is not None:
         share = (labels == IGNORED).mean()
         warnings.append(
-            f"{TABLE}: {share:.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in any score"
+            f"{tables[0].name}: {share:.2%} of the masks' pixels are {IGNORE}, and count neither in the loss nor in "
+            "any score"
         )
     smallest, largest = (
         "x".join(map(str, min_or_max(sizes.tolist(), key=np.prod))) for min_or_max in (min, max)

@@ -1,10 +1,12 @@
 """Reading of masks, and mapping of their values to classes.
 
 A mask has the class of each pixel.  With two classes, it has 0 and any one other value (for example 255 or 1).  With
-more, it has the classes' numbers 0, 1, 2, ..., or ``classes.txt`` defines the value or the colour of each class.  Its
-line called "ignore" defines the value of pixels that count nowhere.
+more, it has the classes' numbers 0, 1, 2, ..., or a table, such as ``classes.txt``, defines the value or the colour of
+each class.  Its line called "ignore" defines the value of pixels that count nowhere.
 """
 
+import csv
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -226,8 +228,67 @@ def codes(mask: np.ndarray, colours: bool, origin: str) -> np.ndarray:
     )
 
 
-def read_table(folder: Path) -> Optional[MaskClasses]:
-    """Reads ``classes.txt`` of a folder; returns None if there is no such file.
+LABEL_MAP = "labelmap.txt"
+"""The file in which CVAT and Datumaro describe masks of colours: ``NAME:RED,GREEN,BLUE:PARTS:ACTIONS``."""
+VALUE_TABLE = "_classes.csv"
+"""The file in which Roboflow describes masks: ``Pixel Value, Class``, and a row for each class."""
+DESCRIPTION = "dataset.json"
+"""The file in which nnU-Net describes a set."""
+_VALUE_COLUMNS = ["pixel value", "class"]
+_Rows = Sequence[Tuple[Tuple[int, ...], str]]
+
+
+def table_in(folder: Path) -> Optional[Path]:
+    """Returns the file of a folder that defines the values of masks, ``classes.txt`` before others; None without one.
+
+    nnU-Net's, which is read in sets of nnU-Net alone, is none of them.
+    """
+    for path in (folder / TABLE, folder / LABEL_MAP, folder / VALUE_TABLE):
+        if path.is_file() and (path.name != VALUE_TABLE or _value_rows(path) is not None):
+            return path
+    return None
+
+
+def read_table(path: Path) -> MaskClasses:
+    """Reads the file that defines the values of masks.
+
+    Raises:
+        DataError: it cannot be read, or has another format.
+    """
+    if path.name == DESCRIPTION:
+        return _read_description(path)
+    origin = printable(str(path))
+    if path.name == TABLE:
+        return _classes_of(
+            _own_rows(path), origin, "write one class per line: '0 background' or '255 0 0 tumour'"
+        )
+    hint = f"correct it, or name the classes in {quoted(path.parent / TABLE)}, one per line: '0 background'"
+    rows: List[Tuple[Tuple[int, ...], str]] = []
+    if path.name == LABEL_MAP:
+        lines = [(number, line, re.fullmatch(_LABEL, line)) for number, line in class_lines(path)]
+        for number, line, match in lines:
+            if match is None or max(map(int, match.groups()[1:])) > 255:
+                raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class and colour", hint)
+            rows.append((tuple(map(int, match.groups()[1:])), _class_name(match[1].strip())))
+    else:
+        for number, cells in enumerate(_value_rows(path) or (), 2):
+            if len(cells) != 2 or not _is_number(cells[0]) or not cells[1] or int(cells[0]) > LARGEST_VALUE:
+                raise DataError(f"{origin}, line {number}: {printable(', '.join(cells))!r} is no class", hint)
+            rows.append(((int(cells[0]),), _class_name(cells[1])))
+    return _classes_of(rows, origin, hint)
+
+
+_LABEL = r"([^:]+):(\d{1,3}),(\d{1,3}),(\d{1,3}):[^:]*:[^:]*"
+
+
+def _value_rows(path: Path) -> Optional[List[List[str]]]:
+    """Returns the rows of Roboflow's table; None if it has other columns, such as those of images with labels."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(line for _, line in class_lines(path))]
+    return rows[1:] if rows and [cell.casefold() for cell in rows[0]] == _VALUE_COLUMNS else None
+
+
+def _own_rows(path: Path) -> _Rows:
+    """Returns the values and names in ``classes.txt``.
 
     Each line is ``VALUE NAME`` or ``RED GREEN BLUE NAME``, and one may be ``* NAME`` for all other values.  Its
     position, from 0, is its class; a class called background comes first wherever its line is, because mean scores and
@@ -237,10 +298,6 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     Raises:
         DataError: the file cannot be read, or has another format.
     """
-    path = folder / TABLE
-    if not path.is_file():
-        return None
-    origin, hint = printable(str(path)), "write one class per line: '0 background' or '255 0 0 tumour'"
     rows: List[Tuple[Tuple[int, ...], str]] = []
     for number, line in class_lines(path):
         words = line.split()
@@ -252,9 +309,21 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
         value = tuple(int(word) for word in words[:count])
         most = LARGEST_VALUE if count == 1 else 255
         if count not in (1, 3) or not name or not name.isprintable() or max(value) > most:
-            raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class", hint)
+            raise DataError(
+                f"{printable(str(path))}, line {number}: {printable(line)!r} is no class",
+                "write one class per line: '0 background' or '255 0 0 tumour'",
+            )
         rows.append((value, _class_name(name)))
-    rows.sort(key=lambda row: not is_background(row[1]))
+    return rows
+
+
+def _classes_of(rows: _Rows, origin: str, hint: str) -> MaskClasses:
+    """Returns the classes of a table: that of the background first, the others in the table's order.
+
+    Raises:
+        DataError: they are too few or too many, or two of them have one value or one name.
+    """
+    rows = sorted(rows, key=lambda row: not is_background(row[1]))
     values, names = [value for value, _ in rows], [name for _, name in rows]
     num_classes = len(names) - names.count(IGNORE)
     if not 2 <= num_classes <= MOST_CLASSES:
@@ -277,12 +346,8 @@ def read_table(folder: Path) -> Optional[MaskClasses]:
     )
 
 
-DESCRIPTION = "dataset.json"
-"""The file in which nnU-Net describes a set."""
-
-
-def read_description(folder: Path) -> Optional[MaskClasses]:
-    """Reads the labels of nnU-Net's ``dataset.json`` in a folder; returns None if there is no such file.
+def _read_description(path: Path) -> MaskClasses:
+    """Reads the labels of nnU-Net's ``dataset.json``.
 
     Version 2 has ``{"labels": {NAME: VALUE}}``, and the label called "ignore" is no class; version 1 has
     ``{"labels": {VALUE: NAME}}``.
@@ -290,9 +355,6 @@ def read_description(folder: Path) -> Optional[MaskClasses]:
     Raises:
         DataError: the file cannot be read, or its labels are no single values.
     """
-    path = folder / DESCRIPTION
-    if not path.is_file():
-        return None
     hint = f"correct it, or name the classes in DIR/{TABLE}, one per line: '0 background', '1 nucleus', ..."
     about = read_record(path, hint)
     labels = about.get("labels") if isinstance(about, dict) else None
