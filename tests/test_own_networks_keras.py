@@ -3,6 +3,9 @@
 import json
 import math
 import random
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -125,14 +128,14 @@ def test_a_network_of_channels_that_no_image_has_is_refused_before_it_is_built(r
     assert not Path("runs").exists()
 
 
-@needs_keras_3
-def test_a_file_that_holds_its_network_is_named_twice(run):
+@pytest.mark.parametrize("file", [pytest.param("my net.keras", marks=needs_keras_3), "my net.h5"])
+def test_a_file_that_holds_its_network_is_named_twice(file, run):
     """The hint is typed, and its predictions are those of Keras."""
     model = keras.Sequential(
         [keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), layers.Conv2D(3, 3), layers.Flatten()]
     )
     model.add(layers.Dense(10, activation="softmax"))
-    model.save("my net.keras")
+    model.save(file)
     model.save_weights("alone.weights.h5")
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
     Image.fromarray(pixels).save("a.png")
@@ -140,12 +143,12 @@ def test_a_file_that_holds_its_network_is_named_twice(run):
     no_network = "only the weights are read"
     for words, hint in (
         (
-            ["infer", "my net.keras", "a.png", "--dataset", "digits"],
-            "it holds a network: add --model-name 'my net.keras'",
+            ["infer", file, "a.png", "--dataset", "digits"],
+            f"it holds a network: add --model-name '{file}'",
         ),
         (
-            ["evaluate", "my net.keras"],
-            "add --model-name 'my net.keras' and its data set, for example --dataset mnist",
+            ["evaluate", file],
+            f"add --model-name '{file}' and its data set, for example --dataset mnist",
         ),
         (
             ["evaluate", "alone.weights.h5"],
@@ -157,8 +160,8 @@ def test_a_file_that_holds_its_network_is_named_twice(run):
         ),
     ):
         check_refused(run, Refusal(words, no_network, hint))
-    lacks = "error: my net.keras does not know the names of its classes"  # it scales its images
-    named = ["infer", "my net.keras", "a.png", "--model-name", "my net.keras", "--top", 10, "--json"]
+    lacks = f"error: {file} does not know the names of its classes"  # it scales its images
+    named = ["infer", file, "a.png", "--model-name", file, "--top", 10, "--json"]
     check_refused(
         run, Refusal(named, lacks, "name the data set it was trained on, for example --dataset mnist")
     )
@@ -168,10 +171,56 @@ def test_a_file_that_holds_its_network_is_named_twice(run):
     np.testing.assert_allclose([found[number] for number in range(10)], expected, rtol=1e-5)
     images, labels = np.repeat(pixels[None], 10, axis=0), np.arange(10)
     for data in ("digits", (images, labels, [f"class {number}" for number in range(10)])):
-        loaded = ipucnn.load("my net.keras", model="my net.keras", dataset=data)
+        loaded = ipucnn.load(file, model=file, dataset=data)
         np.testing.assert_allclose(loaded.predict(pixels)[0], expected, rtol=1e-5)
         assert loaded.labels[3] == ("3" if data == "digits" else "class 3")
-    check_raises(ConfigurationError, no_network, "model='my net.keras'", ipucnn.load, "my net.keras")
+    check_raises(ConfigurationError, no_network, f"model='{file}'", ipucnn.load, file)
+
+
+def python_line(error):
+    """The words of the line of Python that the hint of an error gives."""
+    words = shlex.split(error.value.hint.partition(": ")[2])
+    assert words[:2] == ["python", "-c"]
+    return [sys.executable, *words[1:]]
+
+
+@pytest.mark.slow
+def test_other_forms_of_a_model_become_files_of_it():
+    """The line of Python in the hint is typed.  Keras 3 has no SavedModels with layers."""
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(5)])
+    Path("it's.json").write_text(model.to_json())
+    forms = ["it's.json"]
+    if not KERAS_3:
+        model.save("it's saved")
+        forms.append("it's saved")
+    for form in forms:
+        with pytest.raises(ConfigurationError) as error:
+            find_network(form)
+        subprocess.run(python_line(error), check=True)
+        made = find_network(str(Path(form).with_suffix(".h5"))).own
+        assert [node.kind for node in made.architecture.nodes[1:]] == ["Conv2D", "Flatten", "Dense"]
+        assert (made.input_shape, made.num_classes) == ((8, 8, 1), 5)
+
+
+def test_weights_alone_are_no_network():
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(5)])
+    model.save_weights("alone.weights.h5")
+    with pytest.raises(DataError, match=r"alone\.weights\.h5 holds weights alone, and no network"):
+        find_network("alone.weights.h5")
+
+
+def test_seeds_of_layers_are_said_to_be_unused():
+    """Weights are drawn as without them, and so is dropout: ``--seed`` draws all."""
+    plain = "x = layers.Dropout(0.5)(layers.Conv2D(3, 3, kernel_initializer={})(images))"
+    texts = [
+        network(plain.replace("0.5", "0.5, seed=3").format("keras.initializers.HeNormal(seed=7)")),
+        network(plain.format("'he_normal'")),
+    ]
+    (seeded, model), (unseeded, other) = (built(text) for text in texts)
+    (note,) = (note for note in seeded.notes if "seed" in note)
+    assert note.endswith("the seeds of 2 layers are not used: weights and dropout are drawn from --seed")
+    assert not any("seed" in note for note in unseeded.notes)
+    np.testing.assert_equal(weights_of(model), weights_of(other))
 
 
 @needs_keras_3
@@ -243,7 +292,7 @@ def test_a_file_that_scales_its_images_behind_other_layers_is_not_taken_for_one_
     name = write(network(f"x = layers.Rescaling(1 / 255)({first})"))
     find_function(name, "build")((8, 8, 1), 10).save("mine.keras")
     words = ["evaluate", "mine.keras", "--model-name", "lenet", "--dataset", "digits"]
-    check_refused(run, Refusal(words, "does not follow the images", "save it as .keras", 3))
+    check_refused(run, Refusal(words, "does not follow the images", "--model-name mine.keras", 3))
 
 
 @needs_keras_3
@@ -308,6 +357,21 @@ def test_weights_that_the_function_sets_are_refused_by_name(case):
     text = network(*SET[case], imports=MINE)
     error = check_raises(ConfigurationError, "sets weights itself", "", built, text)
     assert f"'{'base_' if case == 'inner' else ''}a'" in error.message and error.hint
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_function_that_returns_a_trained_network_is_told_to_name_its_file(number):
+    """With one layer of three set the hint is how to keep its values."""
+    end = f"""
+    model = keras.Model(images, layers.Dense(num_classes)(layers.Flatten()(x)))
+    for layer in [layer for layer in model.layers if layer.weights][-{number}:]:
+        layer.set_weights([0.5 + weight for weight in layer.get_weights()])
+    return model
+"""
+    text = network("x = layers.Conv2D(2, 1)(layers.Conv2D(2, 1)(images))", end=end)
+    error = check_raises(ConfigurationError, "sets weights itself", "return it untrained", built, text)
+    assert ("--weights my_net.keras" in error.hint) == (number > 1)
+    assert ("Constant(values)" in error.hint) == (number == 1)
 
 
 def test_constants_and_drawn_weights_are_no_set_weights():
@@ -573,7 +637,7 @@ def test_a_registered_network_takes_over_the_scaling_of_a_file(first, run, succe
     assert all("as the model in m.h5 scales them: pixels x" in n and f"note: {n}" in err for n in notes)
     if first == "signed":
         training = "train mnist_cnn --weights m.h5 --dataset data.py:load --limit-train 32"
-        check_refused(run, Refusal(training, "scales its images to", "as .keras"))
+        check_refused(run, Refusal(training, "scales its images to", "--model-name m.h5"))
 
 
 @pytest.mark.slow
@@ -718,9 +782,26 @@ def build(shape, classes):
     model.save("net.h5")
     source = open_dataset(choose_dataset("digits", Path("."), home="none", task="classification"))
     loss = model.evaluate(np.float32(source.eval.images), source.eval.labels, verbose=0)
-    words = ["--model-name", name, "--dataset", "digits"]
-    measured = report("evaluate", "net.h5", *words)["measured"]
-    assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+    for words in (["--model-name", name], ["--model-name", "net.h5"]):
+        measured = report("evaluate", "net.h5", *words, "--dataset", "digits")["measured"]
+        assert measured["loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_an_h5_file_of_models_in_models_in_a_model_is_read(report):
+    """As Teachable Machine saves them.  Keras 2 writes the names c and bn_c without those of the models between."""
+    images = keras.Input((8, 8, 1))
+    x = layers.BatchNormalization(name="bn_c")(layers.Conv2D(4, 3, use_bias=False, name="c")(images))
+    base = keras.Model(images, layers.Conv2D(4, 3, use_bias=False, name="bn_c_c")(x), name="base")
+    features = keras.Sequential([base, layers.GlobalAveragePooling2D()], name="features")
+    head = keras.Sequential([keras.Input((4,)), layers.Dense(5, "relu"), layers.Dense(10, "softmax")])
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), features, head])
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.uniform(0.1, 0.4, np.shape(weight)) for weight in model.get_weights()])
+    model.save("net.h5")
+    data = open_digits().eval
+    expected = np.asarray(model(np.float32(data.images)), np.float64)[np.arange(len(data)), data.labels]
+    measured = report("evaluate", "net.h5", "--model-name", "net.h5", "--dataset", "digits")["measured"]
+    assert measured["loss"] == pytest.approx(-np.log(expected).mean(), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ def test_operations_that_a_file_does_not_allow_are_refused(tmp_path, run):
         Refusal("plan-splits net.json --stages 1 --image-size 16", "--image-size"),
         Refusal("plan-splits net.json --stages 1 --classes 16", "--classes"),
         Refusal("plan-splits net.json --stages 1 --norm-layer group_norm", "--norm-layer"),
-        Refusal("plan-splits net.h5 --stages 1", "net.h5"),
+        Refusal("plan-splits net.h5 --stages 1", "net.h5", "", 3),
         Refusal("plan-splits net.json --stages 2 --splits nothing", "nothing"),
         Refusal("train net.json", "net.json"),
         Refusal("benchmark net.json", "net.json"),

@@ -19,7 +19,7 @@ from ipucnn.filesystem import (
     shown,
     write_output_text,
 )
-from ipucnn.models.registry import NETWORK_FILES
+from ipucnn.models.registry import LAYER_GRAPH
 from ipucnn.text import quoted
 
 if TYPE_CHECKING:
@@ -174,11 +174,10 @@ def _save_graph(question: "Question", path: Path) -> "Events[Question]":
     """
     from ipucnn.planning.plan import read_graph
 
-    ending = NETWORK_FILES[1]
-    if path.suffix.lower() != ending:
+    if path.suffix.lower() != LAYER_GRAPH:
         raise ConfigurationError(
-            f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {ending}",
-            f"--save-graph {quoted(path.with_suffix(ending))}",
+            f"--save-graph {shown(path)}: plan-splits knows a layer graph by the ending {LAYER_GRAPH}",
+            f"--save-graph {quoted(path.with_suffix(LAYER_GRAPH))}",
         )
     graph = read_graph(question, import_tensorflow)
     # The graph does not record --freeze; a command that reads the file needs the option again.

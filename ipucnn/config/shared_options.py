@@ -154,8 +154,8 @@ class GeneralOptions:
 
     model_name: str = option(
         "toy_model",
-        "Network: a name that `ipucnn models` lists, or a file of your own, FILE.py:FUNCTION or FILE.keras; the same "
-        "as the argument MODEL.",
+        "Network: a name that `ipucnn models` lists, or a file of your own, FILE.py:FUNCTION, FILE.keras or FILE.h5; "
+        "the same as the argument MODEL.",
         aliases=("model",),
         metavar="NAME",
         commands=NETWORK,

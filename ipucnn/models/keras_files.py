@@ -110,9 +110,9 @@ def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[La
         raise _damaged(error, path, HINT) from error
 
 
-def _is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5, by its first bytes."""
-    with open_regular(path, hint=HINT) as handle:
+def _is_hdf5(path: Path, hint: str = HINT) -> bool:
+    """Whether a file is HDF5, by its first bytes; ``hint`` says what to give instead of an unusable one."""
+    with open_regular(path, hint=hint) as handle:
         return handle.read(len(_HDF5)) == _HDF5
 
 
@@ -135,15 +135,17 @@ def _zip_member(path: Path, name: str, hint: str) -> bytes:
 
 
 def read_configuration(path: Path, hint: str) -> Any:
-    """Reads the configuration of the model in a ``.keras`` file, as plain values.
+    """Reads the configuration of the whole model in a file, as plain values; None for weights alone.
 
     Args:
         hint: what to give instead of an unusable file.
 
     Raises:
-        DataError: the file is absent, damaged, larger than any network's, or not a zip of Keras 3.
+        DataError: the file is absent, damaged, larger than any network's, or not one that Keras saved.
     """
     try:
+        if _is_hdf5(path, hint):
+            return _hdf5_configuration(path)
         return load_record(_zip_member(path, "config.json", hint).decode("utf-8"))
     except UserError:
         raise
@@ -188,9 +190,8 @@ def read_model(path: Path) -> Optional[List[Node]]:
 
     A model with several inputs or outputs, or a configuration that cannot be read, counts as weights alone.
     """
-    is_hdf5 = _is_hdf5(path)
     try:
-        config = _hdf5_configuration(path) if is_hdf5 else read_configuration(path, HINT)
+        config = read_configuration(path, HINT)
         if config is None:
             return None
         return read_nodes(path.name, str(config["class_name"]), config["config"], canonical=True)
@@ -211,8 +212,10 @@ def _hdf5_configuration(path: Path) -> Any:
     with h5py.File(str(path), "r") as file:
         if "model_config" not in file.attrs:
             return None
-        text = file.attrs["model_config"]
-    return load_record(text.decode("utf-8") if isinstance(text, bytes) else str(text))
+        text, is_compiled = file.attrs["model_config"], "training_config" in file.attrs
+    config = load_record(text.decode("utf-8") if isinstance(text, bytes) else str(text))
+    # A ``.keras`` file has the optimizer and the loss under this key.
+    return {"compile_config": is_compiled, **config}
 
 
 def read_statistics(path: Path, node: Node) -> Optional[Tuple[np.ndarray, np.ndarray]]:
@@ -455,7 +458,7 @@ def _match(
             f"{path} is of another model: it has {len(layers)} layers with weights, "
             f"{model} has {len(targets)}",
             f"{_MODEL_HINT}; or the file's own network: --model-name {quoted(path)}"
-            if path.suffix == ".keras"
+            if read_model(path) is not None
             else _MODEL_HINT,
         )
     for named in _named(layers, targets, path):
@@ -496,15 +499,22 @@ def _named(
 ) -> Iterator[Dict[str, LayerWeights]]:
     """Yields the layers of a file by name: by canonical names, by the names in the file, and by those from zero.
 
-    Last come the names of layers in models in models, of which Keras 2 writes the outermost and the innermost one.
+    Of layers in models in models Keras 2 writes the outermost name and the innermost one.  The configuration of a whole
+    model says which they are; without one, names that end alike are tried last.
     """
     own = {layer.name.replace("/", "_"): layer for layer in layers}
     if len(own) < len(layers):
         return  # names are absent, or do not tell layers apart
     nodes = read_model(path)
     if nodes is not None:
-        canonical = {"_".join(node.place).replace("/", "_"): node.layer for node in nodes}
-        yield {canonical.get(name, name): layer for name, layer in own.items()}
+        inside = [node for node in nodes if node.place]
+        for places in (
+            [node.place for node in inside],
+            [(*node.place[:1], *node.place[1:][-1:]) for node in inside],
+        ):
+            found = {"_".join(place).replace("/", "_"): node.layer for place, node in zip(places, inside)}
+            if len(found) == len({node.layer for node in inside}):
+                yield {found.get(name, name): layer for name, layer in own.items()}
     yield own
     bases = {name: re.sub(r"_\d+$", "", name) for name in own}
     from_zero = counted_from_zero((name, name, base, (base,)) for name, base in bases.items())

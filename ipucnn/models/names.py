@@ -7,7 +7,9 @@ Xception, NASNet), and in the input.  The name of a weight is ``<layer>/<weight>
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Mapping, Tuple
+
+import numpy as np
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, TfVariable
 from ipucnn.models.blueprint import INPUT_NAME, Blueprint
@@ -111,3 +113,13 @@ def penalties_of(config: KerasConfig) -> Dict[str, Tuple[float, float]]:
             weight += "_kernel" if weight in ("depthwise", "pointwise") else ""
             factors[weight] = penalty_of(value)
     return factors
+
+
+def added_to_loss(factors: Mapping[str, Tuple[float, float]], weights: Mapping[str, TfVariable]) -> float:
+    """What Keras' regularizers add to the loss: the sum of l1 sum |w| + l2 sum w^2 over the weights that are there."""
+    total = 0.0
+    for name, (l1, l2) in factors.items():
+        if name in weights:
+            values = np.asarray(weights[name].numpy(), np.float64)
+            total += l1 * float(np.abs(values).sum()) + l2 * float(np.square(values).sum())
+    return total

@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import numpy as np
 
-from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor
+from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor, TfVariable
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
 from ipucnn.filesystem import read_bytes, shown
 from ipucnn.models.blueprint import (
@@ -58,7 +58,7 @@ from ipucnn.models.keras_files import (
     read_model,
     read_statistics,
 )
-from ipucnn.models.names import base_name, named_weights, penalties, penalties_of, weights_of
+from ipucnn.models.names import added_to_loss, base_name, named_weights, penalties, penalties_of, weights_of
 from ipucnn.models.preprocessing import (
     PREPROCESSING,
     ImageScaling,
@@ -604,16 +604,11 @@ def _check_losses(name: str, nodes: Sequence[Node], model: KerasModel) -> None:
                 continue  # drawing weights for large layers takes seconds
             layer.set_weights([np.asarray(rng.uniform(0.1, 0.9, one.shape), one.dtype) for one in kept])
             added = float(sum(np.asarray(loss, np.float64).sum() for loss in layer.losses))
-            values = {key: np.float64(weight.numpy()) for key, weight in weights_of(layer).items()}
+            expected = added_to_loss(factors, weights_of(layer))
         except Exception:  # a loss of tensors, which is refused later
             continue
         finally:
             layer.set_weights(kept)
-        expected = sum(
-            l1 * np.abs(values[key]).sum() + l2 * np.square(values[key]).sum()
-            for key, (l1, l2) in factors.items()
-            if key in values
-        )
         if not np.isclose(added, expected, 1e-4):
             raise ConfigurationError(
                 f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) adds to the loss something else than the "
@@ -635,26 +630,38 @@ def _check_initial_weights(
     Raises:
         ConfigurationError: a layer has such weights; the message names it.
     """
+
+    def is_set(layer: KerasLayer, weight: TfVariable) -> bool:
+        first = first_values.get(id(weight), (weight, None))[1]
+        if first is None:
+            return bool(stock_kind(layer))  # else a variable of the user's own
+        return not np.array_equal(np.asarray(first), np.asarray(weight.numpy()))
+
+    with_weights, found = 0, []
     for node in nodes:
         if not node.has_layer or node.stock in (INPUT_LAYER, "Normalization"):
             continue
         layer = node.layer_in(model)
-        for weight in layer.weights:
-            first = first_values.get(id(weight), (weight, None))[1]
-            if first is None and not stock_kind(layer):
-                continue  # a variable of the user's own
-            if first is not None and np.array_equal(np.asarray(first), np.asarray(weight.numpy())):
-                continue
-            base = base_name(weight.name)
-            hint = "return it untrained (weights=None); --weights begins with weights that were trained"
-            if f"{base}_initializer" in node.config and node.stock != "BatchNormalization":
-                constant = f"{base}_initializer=keras.initializers.Constant(values)"
-                hint = f"give the layer {constant} to keep them, or {hint}"
-            raise ConfigurationError(
-                f"{name} sets weights itself ({base} of layer '{shown_value(node.layer)}'), and training draws its own "
-                "with the seed",
-                hint,
-            )
+        changed = [base_name(weight.name) for weight in layer.weights if is_set(layer, weight)]
+        with_weights += bool(layer.weights)
+        found += [(node, changed)] if changed else []
+    if not found:
+        return
+    node, (base, *_) = found[0]
+    hint = "return it untrained (weights=None); --weights begins with weights that were trained"
+    if len(found) > max(1, with_weights // 2):
+        hint = (
+            "return it untrained (weights=None), or name the file that has its weights, as Keras saved it: "
+            "--model-name my_net.keras --weights my_net.keras"
+        )
+    elif f"{base}_initializer" in node.config and node.stock != "BatchNormalization":
+        constant = f"{base}_initializer=keras.initializers.Constant(values)"
+        hint = f"give the layer {constant} to keep them, or {hint}"
+    raise ConfigurationError(
+        f"{name} sets weights itself ({base} of layer '{shown_value(node.layer)}'), and training draws its own with "
+        "the seed",
+        hint,
+    )
 
 
 def own_layers(model: KerasModel) -> Tuple[str, ...]:
@@ -757,6 +764,15 @@ def _architecture_of(
     if remove_softmax(blueprint):
         changes.append("its softmax at the end is left out: loss and metrics take logits")
     _check_end(name, blueprint)
+    seeded = {
+        node.layer
+        for node, accepted in zip(nodes[1:], layers)
+        if not accepted.is_own and _has_seed(node.config)
+    }
+    if seeded:
+        changes.append(
+            f"the seeds of {counted(len(seeded), 'layer')} are not used: weights and dropout are drawn from --seed"
+        )
     regularized = {
         node.layer
         for node in layers
@@ -790,6 +806,13 @@ def _architecture_of(
     if scaling.layer is not None and scaling.is_certain:
         changes.append(f"it takes pixels of 0..255, which its layer {scaling.layer} scales")
     return blueprint, changes
+
+
+def _has_seed(config: PlainValue) -> bool:
+    """Whether the settings of a stock layer or of its initializers name a seed."""
+    return isinstance(config, dict) and any(
+        (key == "seed" and isinstance(value, int)) or _has_seed(value) for key, value in config.items()
+    )
 
 
 def _input(sizes: Sequence[Optional[int]]) -> Node:
@@ -1192,14 +1215,9 @@ def _check_penalties(name: str, node: Node, layer: KerasLayer) -> None:
     model = keras.Model(tensors, made(tensors[0] if len(tensors) == 1 else tensors))
     rng = np.random.default_rng(0)
     made.set_weights([np.float32(rng.uniform(0.1, 0.9, tuple(weight.shape))) for weight in made.weights])
-    values = {key: np.asarray(weight) for key, weight in named_weights(model).items()}
     factors = penalties(model)
-    added = sum(
-        l1 * np.abs(values[key]).sum() + l2 * np.square(values[key]).sum()
-        for key, (l1, l2) in factors.items()
-        if key in values
-    )
-    if not np.isclose(float(sum(np.asarray(loss) for loss in model.losses)), added, 1e-4):
+    added = float(sum(np.asarray(loss) for loss in model.losses))
+    if not np.isclose(added, added_to_loss(factors, named_weights(model)), 1e-4):
         raise ConfigurationError(
             f"{name}: layer '{shown_value(node.layer)}' ({node.kind}) adds to the loss something else than the norms "
             f"of the weights that its settings name ({', '.join(factors)})",
@@ -1331,13 +1349,15 @@ def of_function(function: OwnFunction) -> OwnNetwork:
 
 
 def of_keras_file(name: str, path: Path) -> OwnNetwork:
-    """Reads the network in a file that Keras 3 saved, without its weights.
+    """Reads the network in a file that ``model.save`` wrote, without its weights.
 
     Raises:
         DataError: the file is absent or damaged, or training does not support its network.
     """
-    hint = "give a network that Keras 3 saved: model.save('my_net.keras')"
+    hint = "give a network that Keras saved: model.save('my_net.keras'), or 'my_net.h5'"
     config = read_configuration(path, hint)
+    if config is None:
+        raise DataError(f"{shown_value(name)} holds weights alone, and no network", hint)
     if not isinstance(config, dict):
         raise DataError(f"{shown_value(name)} holds no model", hint)
     try:

@@ -7,14 +7,17 @@ imported when the network is built.
 import fnmatch
 import functools
 import importlib
+import json
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipucnn.aliases import PlainValue
+from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import ConfigurationError, UserError, did_you_mean
-from ipucnn.filesystem import expand
+from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, quoted, shown_value
 
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
     from ipucnn.models.own import OwnNetwork
 
 NORMS = ("batch", "group", "none")
-NETWORK_FILES = (".keras", ".json")
-"""Extensions of network files: a model that Keras saved, and a layer graph, which has no weights."""
+NETWORK_FILES = (".keras", ".h5", ".hdf5")
+"""Extensions of files in which Keras saves a whole model."""
+LAYER_GRAPH = ".json"
+"""Extension of a layer graph, which can only be planned."""
+SAVED_MODEL = "saved_model.pb"
+"""The file by which the folder of a SavedModel is known."""
 OWN = "own"
 """Name of the family of users' own networks."""
 
@@ -347,10 +354,12 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     if function is not None:
         return replace(_own_record(own.of_function(function)), file=path)
     assert path is not None
+    refuse_other_form(path)
     if not is_network_file(name):
+        endings = ", ".join((*NETWORK_FILES, LAYER_GRAPH))
         raise ConfigurationError(
-            f"{shown_value(name)} is not a network: its name ends in none of {', '.join(NETWORK_FILES)}, .py:FUNCTION",
-            f"save it with Keras 3 as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
+            f"{shown_value(name)} is not a network: its name ends in none of {endings}, .py:FUNCTION",
+            f"save it with Keras as NAME{NETWORK_FILES[0]}, or name a network of `ipucnn models`",
         )
     if is_layer_graph(name) and plans:
         return ModelRecord(name, "file", "", _no_builder, home_dataset="none", file=path)
@@ -360,6 +369,35 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
             f"it can be planned: ipucnn plan-splits {quoted(name)}",
         )
     return replace(_own_record(own.of_keras_file(name, path)), file=path)
+
+
+def refuse_other_form(path: Path) -> None:
+    """Refuses the forms of a Keras model that are no file of ``NETWORK_FILES``; the hint makes one.
+
+    Raises:
+        ConfigurationError: the path is a SavedModel's folder, or a file with the text of ``model.to_json()``.
+    """
+    code, new = "", path.with_suffix(NETWORK_FILES[1])
+    if os.path.isfile(path / SAVED_MODEL):
+        what = "a SavedModel of TensorFlow, which holds operations and not layers"
+        how = "if Keras 2 saved it, make a file of it there"
+        code = f"load_model({json.dumps(str(path))}).save({json.dumps(str(new))})"
+    elif path.suffix.lower() == LAYER_GRAPH and _is_architecture(path):
+        what = "the architecture of a Keras model, as model.to_json() gives it, without weights"
+        how = "make a file of it"
+        code = f"model_from_json(open({json.dumps(str(path))}).read()).save({json.dumps(str(new))})"
+    if code:
+        line = quoted(f"from tensorflow.keras import models; models.{code}")
+        raise ConfigurationError(f"{shown(path)} is {what}", f"{how}: python -c {line}")
+
+
+def _is_architecture(path: Path) -> bool:
+    """Whether a file has the text of Keras' ``model.to_json()``; a file that cannot be read is reported elsewhere."""
+    try:
+        data = load_record(read_text(path, MAX_RECORD_BYTES, hint=""))
+    except (UserError, ValueError):
+        return False
+    return isinstance(data, dict) and {"class_name", "config"} <= set(data)
 
 
 def saved_network(name: str, data: PlainValue, what: str, needs: str) -> ModelRecord:
@@ -454,12 +492,12 @@ def is_own_name(name: str) -> bool:
 
 def is_network_file(name: str) -> bool:
     """Whether a network's name is that of a file that contains the network as data."""
-    return name.lower().endswith(NETWORK_FILES)
+    return name.lower().endswith((*NETWORK_FILES, LAYER_GRAPH))
 
 
 def is_layer_graph(name: str) -> bool:
     """Whether a network's name is that of a layer graph, which can be planned but not run."""
-    return name.lower().endswith(NETWORK_FILES[1])
+    return name.lower().endswith(LAYER_GRAPH)
 
 
 def folder_name(name: str) -> str:

@@ -17,7 +17,7 @@ from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, entries, kind_of
 from ipucnn.models.keras_files import is_keras_file
-from ipucnn.models.registry import get_model
+from ipucnn.models.registry import get_model, refuse_other_form
 from ipucnn.runs.folder import (
     BEST,
     CHECKPOINTS,
@@ -147,8 +147,10 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
     Raises:
         DataError: the path is not a run, or the run has no such checkpoint or a damaged one, or the folder is a
             cross-validation, which has a run for each fold.
+        ConfigurationError: the path is another form of a Keras model.
     """
     kind = kind_of(path)
+    refuse_other_form(path)
     if kind not in (Kind.ABSENT, Kind.FOLDER):
         checkpoint = load_checkpoint(path)
         config = RunConfig.from_yaml(checkpoint.meta["config"], str(path))

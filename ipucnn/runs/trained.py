@@ -103,12 +103,9 @@ class TrainedSetup(Setup):
 
 def _penalty_notes(model: "KerasModel") -> List[str]:
     """Returns a note if regularizers belong to the network: what they would add to the loss in Keras."""
-    from ipucnn.models.names import named_weights, penalties
+    from ipucnn.models.names import added_to_loss, named_weights, penalties
 
-    weights, added = named_weights(model), 0.0
-    for name, (l1, l2) in penalties(model).items():
-        values = np.asarray(weights[name].numpy(), np.float64)
-        added += l1 * float(np.abs(values).sum()) + l2 * float((values**2).sum())
+    added = added_to_loss(penalties(model), named_weights(model))
     return (
         [f"the loss is that of the data alone; Keras' evaluate adds the regularizers' {added:.6g}"]
         if added

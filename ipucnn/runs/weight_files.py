@@ -165,7 +165,7 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
         return []
     hint = "begin the network with the same layer"
     if own is None:
-        hint = "save the network with Keras 3 as .keras, which trains with its own layers: ipucnn train my_net.keras"
+        hint = f"the file's own network begins with the same layer: --model-name {quoted(path)}"
     given = "its images otherwise" if present is None else f"them to {_text(present)}"
     raise ConfigurationError(
         f"the model in {shown(path)} scales its images to {_text(scaling)}, and {shown_value(setup.record.name)} "
@@ -211,11 +211,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
     images = np.random.default_rng(0).normal(size=(2, *setup.input_shape))
     images = np.float32(255 * images if scales else images)
     if not _compute_the_same(model, theirs, images):
-        hint = (
-            "name the function that made it, --model-name my_net.py:build, or save it with Keras 3 as .keras"
-        )
-        if path.suffix == ".keras":
-            hint = f"evaluate and train it as a network of its own: --model-name {quoted(path)}"
+        hint = f"evaluate and train it as a network of its own: --model-name {quoted(path)}"
         raise DataError(
             f"the model in {shown(path)} has the weights of {name}, and computes something else with them: other "
             "activations, strides, padding or settings of norms, or other layers at the end",
