@@ -106,8 +106,8 @@ TILE_OUTPUTS = 2 * VECTOR
 def multiplies_faster() -> bool:
     """Returns whether compiled products of matrices were faster on such a CPU than oneDNN's.
 
-    They were with AVX2.  None with AVX-512 was tried, whose vectors of sixteen numbers they do not use.  Settings of
-    Numba may name another CPU than this one.
+    They were with AVX2.  With AVX-512, whose vectors of sixteen numbers they do not use, training was up to 7 % slower
+    with them (docs/host-session.md, "What was tried").  Settings of Numba may name another CPU than this one.
     """
     from llvmlite import binding
 
