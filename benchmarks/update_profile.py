@@ -37,7 +37,7 @@ CONVOLUTIONS = {
 }
 NORM_OR_ACTIVATION = re.compile(r"bn|norm|relu|activation|swish", re.IGNORECASE)
 # Names of inlined functions begin with the names of their callers: loops, conditions, and the function of a lane.
-CALLERS = re.compile(r".*/(?:(?:body|cond|then|else)/_\d+|StatefulPartitionedCall(?:_\d+)?)/")
+CALLERS = re.compile(r"(?:.*/)?(?:(?:body|cond|then|else)/_\d+|StatefulPartitionedCall(?:_\d+)?)/")
 # The share of the operations' time that may be of operations that the optimizer of graphs made.
 MOST_UNKNOWN = 0.1
 # Operations with fewer numbers are not worth a kind.
@@ -234,7 +234,7 @@ def profile(case: Case, updates: int) -> List[Dict[str, Any]]:
         bound = max(spent.flop / flop_per_s, spent.moved / bytes_per_s)
         for i, value in enumerate((seconds, spent.flop, spent.moved, bound)):
             rows[spent.kind][i] += value * count
-    if unknown_s > MOST_UNKNOWN * sum(row[0] for row in rows.values()):
+    if not traced or unknown_s > MOST_UNKNOWN * sum(row[0] for row in rows.values()):
         raise SystemExit(
             "the operations of the trace are not those of the graph: correct CALLERS in this script"
         )

@@ -462,19 +462,32 @@ def test_the_table_of_roboflow_names_values(tmp_path):
     assert f"the classes of all parts are those of {tables}" in source.info.warnings
 
 
-def test_a_table_of_images_is_none_of_masks(tmp_path):
-    """Roboflow's sets of images with several labels have a file of the same name."""
-    roboflow(tmp_path / "set", "filename, cat, dog\n0_png.rf.0af.jpg, 1, 0\n")
+@pytest.mark.parametrize(
+    "text", [b"filename, cat, dog\n0_png.rf.0af.jpg, 1, 0\n", b"\xff\x00" * 9, b'"' + b"a" * 200000, b""]
+)
+def test_files_of_those_names_that_are_no_tables_of_masks_say_nothing(tmp_path, text):
+    """Roboflow's sets of images with several labels have a ``_classes.csv``, and TensorFlow's a ``labelmap.txt``."""
+    roboflow(tmp_path / "set")
+    for path in [*(tmp_path / "set").rglob("_classes.csv")]:
+        path.write_bytes(text)
+    (tmp_path / "set" / "labelmap.txt").write_bytes(text)
     assert open_pairs("imagemasks", tmp_path / "set").info.class_names == ("background", "class 1", "class 2")
+
+
+def test_a_table_of_the_set_comes_before_those_of_its_parts(tmp_path):
+    roboflow(tmp_path / "set")
+    (tmp_path / "set" / "classes.txt").write_text("0 background\n* cell\n")
+    assert open_pairs("imagemasks", tmp_path / "set").info.class_names == ("background", "cell")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
-        ("labelmap.txt", "a:0,0,0::\nb:300,0,0::\n", "line 2: 'b:300,0,0::' is no class and colour"),
-        ("labelmap.txt", "a:0,0,0::\nb\n", "line 2: 'b' is no class and colour"),
+        ("labelmap.txt", "a:0,0,0::\nb:300,0,0::\n", "line 2: 'b:300,0,0::' is no class and its value"),
+        ("labelmap.txt", "a:0,0,0::\nb\n", "line 2: 'b' is no class and its value"),
         ("labelmap.txt", "a:0,0,0::\nb:0,0,0::\n", "has the value 0 0 0 twice"),
-        ("_classes.csv", "Pixel Value,Class\n0,a\nred,b\n", "line 3: 'red, b' is no class"),
+        ("_classes.csv", "Pixel Value,Class\n0,a\nred,b\n", "line 3: 'red,b' is no class and its value"),
+        ("_classes.csv", "Pixel Value,Class\n0,a\n1,b,c\n", "line 3: '1,b,c' is no class and its value"),
         ("_classes.csv", "Pixel Value,Class\n0,a\n", "has 1 class; a mask has from 2 to 255"),
         ("_classes.csv", "Pixel Value,Class\n0,a\n1,a\n", "has the name a twice"),
     ],
@@ -487,6 +500,22 @@ def test_tables_of_other_programs_are_checked(tmp_path, name, text, error):
     check_raises(DataError, error, f"{folder}/classes.txt", open_pairs, "imagemasks", folder)
     (folder / "classes.txt").write_text("0 a\n255 b\n")
     assert open_pairs("imagemasks", folder).info.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("labelmap.txt", "a:0,0,0::\nb:1,1,1::\n"), ("_classes.csv", 'Pixel Value,Class\n0,a\n1,"b\n')],
+)
+def test_values_that_a_table_of_another_program_lacks_are_named_in_ours(tmp_path, name, text):
+    """One line in a table of ours would replace the whole of theirs."""
+    folder = tmp_path / "set"
+    several_classes(folder, np.array([0, 255], np.uint8))
+    (folder / name).write_text(text)
+    error = check_raises(DataError, "of no class; the first one", "", open_pairs, "imagemasks", folder)
+    assert (
+        error.hint
+        == f"correct {name}, or the mask, or name all values in DIR/classes.txt: '0 background', ..."
+    )
 
 
 def test_masks_whose_objects_have_several_numbers_may_be_of_several_programs(tmp_path):

@@ -420,7 +420,9 @@ _MOST_CLASSES_BYTES = 2**24
 
 
 def class_lines(path: Path) -> List[Tuple[int, str]]:
-    """Returns the lines of a ``classes.txt`` with their numbers, stripped of blanks; not blank lines, or those of a #.
+    """Returns the lines of a ``classes.txt`` or another table, with their numbers and without blanks at their ends.
+
+    Blank lines, and those that begin with #, are left out.
 
     Raises DataError if it cannot be read, or is no UTF-8 text; a byte order mark and any ends of lines are allowed.
     """

@@ -1014,8 +1014,9 @@ def copies_of_set(folder: Path) -> Copies:
     found = find_layout("imagemasks", folder)
     if found is None:
         raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
-    if table_of(found) is not None and table_in(found.location) is None:
-        text = f"{shown(tables_of(found)[0])} has the names of classes, which the copy would lack"
+    tables = tables_of(found)
+    if table_of(found) is not None and table_in(tables[0].parent) != tables[0]:
+        text = f"{shown(tables[0])} has the names of classes, which the copy would lack"
         raise DataError(text, f"name them in {quoted(found.location / TABLE)}, a line for each: 1 cell")
     files: Dict[str, _Pairs] = {}
     for subset, (image, *masks) in masks_of_images(found):
@@ -1025,7 +1026,7 @@ def copies_of_set(folder: Path) -> Copies:
     has_parts = "train" in files and "" not in files
     pairs = ((part, *pair) for part, of_part in files.items() for pair in of_part.items())
     parted = ((part if has_parts else "", image, masks) for part, image, masks in pairs)
-    return _copies(folder, parted, found.location)
+    return _copies(folder, parted, tables[0].parent if tables else found.location)
 
 
 def _below(folder: Path, path: Path) -> Path:

@@ -28,7 +28,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipucnn.aliases import HdfItem, KerasModel, TfVariable
-from ipucnn.documents import load_record
+from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import DataError, MissingError, UserError
 from ipucnn.filesystem import open_regular, shown, user_error_of
 from ipucnn.models.blueprint import Node
@@ -94,12 +94,7 @@ def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[La
         DataError: the file is absent, damaged, or not a Keras weight file.
         MissingError: h5py is not installed.
     """
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingError(
-            f"reading {path} needs h5py: {error}", "install it with: python -m pip install h5py"
-        ) from None
+    h5py = _h5py(path)
     try:
         with h5py.File(_hdf5_of(path), "r") as file:
             yield _read_layout(file, path, statistics)
@@ -108,6 +103,32 @@ def _open_layers(path: Path, statistics: bool = False) -> Iterator[Tuple[List[La
     except Exception as error:
         # For damaged files h5py raises OSError, KeyError, RuntimeError, ValueError and others.
         raise _damaged(error, path, HINT) from error
+
+
+def _h5py(path: Path) -> Any:
+    """The module h5py, which is imported for this file.
+
+    Raises:
+        MissingError: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingError(
+            f"reading {shown(path)} needs h5py: {error}", "install it with: python -m pip install h5py"
+        ) from None
+    return h5py
+
+
+def _text(file: HdfItem, attribute: str) -> str:
+    """An attribute of an HDF5 file that is one text; an array could repeat a long one without end.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if file.attrs.get_id(attribute).shape != ():
+        raise ValueError(f"{attribute} is no text")
+    return os.fsdecode(file.attrs[attribute])
 
 
 def _is_hdf5(path: Path, hint: str = HINT) -> bool:
@@ -131,6 +152,8 @@ def _zip_member(path: Path, name: str, hint: str) -> bytes:
         members = [entry for entry in archive.infolist() if entry.filename == name]
         if len(members) != 1:
             raise DataError(f"{shown(path)} was not saved by Keras: it holds no {name}", hint)
+        if name.endswith(".json") and members[0].file_size > MAX_RECORD_BYTES:
+            raise DataError(f"{shown(path)}: its {name} is larger than any network's", hint)
         return archive.read(members[0])
 
 
@@ -163,16 +186,14 @@ def keras_of_file(path: Path) -> int:
     """
     try:
         if _is_hdf5(path):
-            import h5py
-
-            with h5py.File(str(path), "r") as file:
-                version = file.attrs.get("keras_version", "2")
+            with _h5py(path).File(str(path), "r") as file:
+                version = _text(file, "keras_version") if "keras_version" in file.attrs else "2"
         else:
             with zipfile.ZipFile(path) as archive:
                 if "metadata.json" not in archive.namelist():
                     return 3  # written by hand
             version = load_record(_zip_member(path, "metadata.json", HINT).decode("utf-8"))["keras_version"]
-        return int(os.fsdecode(version).split(".")[0])
+        return int(version.split(".")[0])
     except UserError:
         raise
     except Exception as error:
@@ -207,13 +228,11 @@ def has_statistics(path: Path) -> bool:
 
 def _hdf5_configuration(path: Path) -> Any:
     """The configuration of the model in an HDF5 file that ``model.save`` wrote; None for weights alone."""
-    import h5py
-
-    with h5py.File(str(path), "r") as file:
+    with _h5py(path).File(str(path), "r") as file:
         if "model_config" not in file.attrs:
             return None
-        text, is_compiled = file.attrs["model_config"], "training_config" in file.attrs
-    config = load_record(text.decode("utf-8") if isinstance(text, bytes) else str(text))
+        text, is_compiled = _text(file, "model_config"), "training_config" in file.attrs
+    config = load_record(text)
     # A ``.keras`` file has the optimizer and the loss under this key.
     return {"compile_config": is_compiled, **config}
 
@@ -507,14 +526,13 @@ def _named(
         return  # names are absent, or do not tell layers apart
     nodes = read_model(path)
     if nodes is not None:
-        inside = [node for node in nodes if node.place]
-        for places in (
-            [node.place for node in inside],
-            [(*node.place[:1], *node.place[1:][-1:]) for node in inside],
-        ):
-            found = {"_".join(place).replace("/", "_"): node.layer for place, node in zip(places, inside)}
-            if len(found) == len({node.layer for node in inside}):
-                yield {found.get(name, name): layer for name, layer in own.items()}
+        for ends in (False, True):
+            found: Dict[str, Dict[Tuple[str, ...], str]] = {}
+            for place, name in ((node.place, node.layer) for node in nodes if node.place):
+                parts = (*place[:1], *place[1:][-1:]) if ends else place
+                found.setdefault("_".join(parts).replace("/", "_"), {}).setdefault(place, name)
+            canonical = {name: next(iter(of.values())) for name, of in found.items() if len(of) == 1}
+            yield {canonical.get(name, name): layer for name, layer in own.items()}
     yield own
     bases = {name: re.sub(r"_\d+$", "", name) for name in own}
     from_zero = counted_from_zero((name, name, base, (base,)) for name, base in bases.items())

@@ -15,7 +15,7 @@ from ipucnn.datasets.pixels import Scaling
 from ipucnn.errors import ConfigurationError
 from ipucnn.models.blueprint import FIRST, INPUT_NAME, Blueprint, Node
 from ipucnn.models.settings import plain, plain_settings
-from ipucnn.text import quoted, shown_value
+from ipucnn.text import shown_value
 
 PREPROCESSING = ("Rescaling", "Normalization")
 WITH_WEIGHTS = (
@@ -208,7 +208,7 @@ def preprocessing_of(name: str, nodes: Sequence[Node], statistics: Statistics) -
         if node.inputs != [source]:
             raise ConfigurationError(
                 f"{where} ({node.kind}) does not follow the images, so its numbers cannot be those of the images",
-                f"use the network of the file itself: --model-name {quoted(name)}",
+                "save the model without it, and say the range of the pixels with --normalise",
             )
         if node.stock == "Normalization":
             scaled = as_rescaling(where, node, statistics)

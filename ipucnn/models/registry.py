@@ -7,6 +7,7 @@ imported when the network is built.
 import fnmatch
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from ipucnn.aliases import PlainValue
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
-from ipucnn.errors import ConfigurationError, UserError, did_you_mean
+from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import expand, read_text, shown
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, quoted, shown_value
@@ -339,7 +340,7 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
 
     Raises:
         ConfigurationError: the name is not a network.
-        DataError: the Keras file is absent or damaged.
+        DataError: the Keras file is absent or damaged, or another form of a model.
     """
     if _key(name) in _records():
         return get_model(name)
@@ -375,20 +376,24 @@ def refuse_other_form(path: Path) -> None:
     """Refuses the forms of a Keras model that are no file of ``NETWORK_FILES``; the hint makes one.
 
     Raises:
-        ConfigurationError: the path is a SavedModel's folder, or a file with the text of ``model.to_json()``.
+        DataError: the path is a SavedModel's folder, or a file with the text of ``model.to_json()``.
     """
-    code, new = "", path.with_suffix(NETWORK_FILES[1])
     if os.path.isfile(path / SAVED_MODEL):
         what = "a SavedModel of TensorFlow, which holds operations and not layers"
-        how = "if Keras 2 saved it, make a file of it there"
-        code = f"load_model({json.dumps(str(path))}).save({json.dumps(str(new))})"
+        how, read = "if Keras 2 saved it, make a file of it there", "load_model({})"
     elif path.suffix.lower() == LAYER_GRAPH and _is_architecture(path):
         what = "the architecture of a Keras model, as model.to_json() gives it, without weights"
-        how = "make a file of it"
-        code = f"model_from_json(open({json.dumps(str(path))}).read()).save({json.dumps(str(new))})"
-    if code:
-        line = quoted(f"from tensorflow.keras import models; models.{code}")
-        raise ConfigurationError(f"{shown(path)} is {what}", f"{how}: python -c {line}")
+        how, read = "make a file of it", "model_from_json(open({}).read())"
+    else:
+        return
+    whole = path if path.name else path.absolute()
+    stem = (whole.stem if whole.is_file() else whole.name) or "model"
+    # A file of that name may have the weights of the same model.
+    names = (whole.parent / f"{stem}{end}.h5" for end in ("", *(f"-{k}" for k in itertools.count(2))))
+    new = next(name for name in names if not os.path.lexists(name))
+    source, target = (json.dumps(str(one), ensure_ascii=False) for one in (path, new))
+    line = quoted(f"from tensorflow.keras import models; models.{read.format(source)}.save({target})")
+    raise DataError(f"{shown(path)} is {what}", f"{how}: python -c {line}")
 
 
 def _is_architecture(path: Path) -> bool:

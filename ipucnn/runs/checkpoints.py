@@ -146,8 +146,7 @@ def open_run(path: Path, which: Optional[str] = None, command: str = "evaluate")
 
     Raises:
         DataError: the path is not a run, or the run has no such checkpoint or a damaged one, or the folder is a
-            cross-validation, which has a run for each fold.
-        ConfigurationError: the path is another form of a Keras model.
+            cross-validation, which has a run for each fold, or the path is another form of a Keras model.
     """
     kind = kind_of(path)
     refuse_other_form(path)

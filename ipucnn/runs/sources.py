@@ -29,6 +29,7 @@ from ipucnn.models.registry import (
     find_network,
     get_model,
     list_models,
+    refuse_other_form,
     saved_network,
 )
 from ipucnn.planning.network import InputShape, input_shape_for
@@ -667,6 +668,7 @@ def _refuse_data(named: WeightsArgument) -> None:
 
 def _of_keras_file(named: WeightsArgument, weights: str, reads_data: bool) -> Weights:
     path = expand(weights)
+    refuse_other_form(path)
     if not is_keras_file(path):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",

@@ -19,7 +19,7 @@ from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
 from ipucnn.models.own import model_in_file
 from ipucnn.models.preprocessing import preprocessing_of, scaling_of
-from ipucnn.models.registry import ModelRecord
+from ipucnn.models.registry import ModelRecord, find_network
 from ipucnn.planning.network import InputShape
 from ipucnn.runs.setup import Setup, SomeSetup, range_name
 from ipucnn.text import quoted, shown_value
@@ -65,7 +65,16 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
     try:
         return preprocessing_of(shown(path), nodes, lambda node: read_statistics(path, node))
     except ConfigurationError as error:
-        raise DataError(error.message, error.hint) from None
+        raise DataError(error.message, _own_network(path, error.hint or "")) from None
+
+
+def _own_network(path: Path, otherwise: str) -> str:
+    """Returns the hint to take the network in a file, or another one if it holds none that can be trained."""
+    try:
+        find_network(str(path))
+    except UserError:
+        return otherwise
+    return f"take the file's own network: --model-name {quoted(path)}"
 
 
 def input_shape_of_file(path: Path) -> Optional[InputShape]:
@@ -165,7 +174,7 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
         return []
     hint = "begin the network with the same layer"
     if own is None:
-        hint = f"the file's own network begins with the same layer: --model-name {quoted(path)}"
+        hint = _own_network(path, hint)
     given = "its images otherwise" if present is None else f"them to {_text(present)}"
     raise ConfigurationError(
         f"the model in {shown(path)} scales its images to {_text(scaling)}, and {shown_value(setup.record.name)} "
@@ -211,7 +220,7 @@ def check_computes(setup: Setup, model: KerasModel, path: Path) -> List[str]:
     images = np.random.default_rng(0).normal(size=(2, *setup.input_shape))
     images = np.float32(255 * images if scales else images)
     if not _compute_the_same(model, theirs, images):
-        hint = f"evaluate and train it as a network of its own: --model-name {quoted(path)}"
+        hint = _own_network(path, "name the network that it was saved from, --model-name my_net.py:build")
         raise DataError(
             f"the model in {shown(path)} has the weights of {name}, and computes something else with them: other "
             "activations, strides, padding or settings of norms, or other layers at the end",

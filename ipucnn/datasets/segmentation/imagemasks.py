@@ -260,15 +260,15 @@ def table_of(found: Found) -> Optional[MaskClasses]:
 
 
 def tables_of(found: Found) -> List[Path]:
-    """Returns the files that name the classes of the masks: those of the set and of its parts, beside the images.
-
-    Raises:
-        DataError: one of them cannot be read.
-    """
+    """Returns the files that name the classes of the masks: those of the set and of its parts, beside the images."""
     folders = [found.location]
     for of_part in found.parts.values():
         folders += [folder for folder in _around(of_part) if folder not in folders]
     paths = [path for path in map(table_in, folders) if path is not None]
+    if any(
+        path.name == TABLE for path in paths
+    ):  # it comes before other programs' tables, in whichever folder
+        paths = [path for path in paths if path.name == TABLE]
     if not paths and found.has_channel_numbers and (found.location / DESCRIPTION).is_file():
         return [found.location / DESCRIPTION]
     return paths

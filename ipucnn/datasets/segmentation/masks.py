@@ -9,7 +9,7 @@ import csv
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ipucnn.datasets.forms import LARGEST_VALUE, Mask, pillow
 from ipucnn.datasets.segmentation.patches import IGNORED
 from ipucnn.documents import read_record
 from ipucnn.errors import DataError
+from ipucnn.filesystem import open_regular
 from ipucnn.text import counted, printable, quoted, shown_value
 
 IGNORE = "ignore"
@@ -79,6 +80,7 @@ class MaskClasses(NamedTuple):
         colours: whether values are colours.
         any_other: whether every value except that of class 0 is class 1.
         ignored: the value of pixels that do not count, if a table names one.
+        table: the name of the table's file.
     """
 
     names: Tuple[str, ...]
@@ -86,6 +88,7 @@ class MaskClasses(NamedTuple):
     colours: bool = False
     any_other: bool = False
     ignored: Optional[int] = None
+    table: str = TABLE
 
     def of(self, mask: np.ndarray, origin: str) -> np.ndarray:
         """Returns the classes, uint8 [h, w], of a mask [h, w], or [h, w, 3] of colours.
@@ -116,9 +119,12 @@ class MaskClasses(NamedTuple):
                 if self.colours
                 else str(value)
             )
+            hint = f"name that value in {TABLE}, or correct the mask: no smoothing, no JPEG compression"
+            if self.table != TABLE:
+                hint = f"correct {self.table}, or the mask, or name all values in DIR/{TABLE}: '0 background', ..."
             raise DataError(
                 f"{origin} has {counted(int(wrong.sum()), 'pixel')} of no class; the first one has the value {shown}",
-                f"name that value in {TABLE}, or correct the mask: no smoothing, no JPEG compression",
+                hint,
                 "mask-values",
             )
         result: np.ndarray = classes[order][places]
@@ -243,10 +249,21 @@ def table_in(folder: Path) -> Optional[Path]:
 
     nnU-Net's, which is read in sets of nnU-Net alone, is none of them.
     """
+    is_table: Dict[str, Callable[[str], bool]] = {
+        LABEL_MAP: lambda text: any(re.fullmatch(_LABEL, line.strip()) for line in text.splitlines()),
+        VALUE_TABLE: lambda text: _cells(text.partition("\n")[0].casefold().split(",")) == _VALUE_COLUMNS,
+    }
     for path in (folder / TABLE, folder / LABEL_MAP, folder / VALUE_TABLE):
-        if path.is_file() and (path.name != VALUE_TABLE or _value_rows(path) is not None):
+        if path.is_file() and (path.name == TABLE or is_table[path.name](_beginning(path))):
             return path
     return None
+
+
+def _beginning(path: Path) -> str:
+    """Returns the first characters of a file; other programs' files of these names may be anything."""
+    with suppress(DataError, OSError), open_regular(path) as file:
+        return file.read(2**16).decode("utf-8-sig", "replace")
+    return ""
 
 
 def read_table(path: Path) -> MaskClasses:
@@ -264,27 +281,35 @@ def read_table(path: Path) -> MaskClasses:
         )
     hint = f"correct it, or name the classes in {quoted(path.parent / TABLE)}, one per line: '0 background'"
     rows: List[Tuple[Tuple[int, ...], str]] = []
-    if path.name == LABEL_MAP:
-        lines = [(number, line, re.fullmatch(_LABEL, line)) for number, line in class_lines(path)]
-        for number, line, match in lines:
-            if match is None or max(map(int, match.groups()[1:])) > 255:
-                raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class and colour", hint)
-            rows.append((tuple(map(int, match.groups()[1:])), _class_name(match[1].strip())))
-    else:
-        for number, cells in enumerate(_value_rows(path) or (), 2):
-            if len(cells) != 2 or not _is_number(cells[0]) or not cells[1] or int(cells[0]) > LARGEST_VALUE:
-                raise DataError(f"{origin}, line {number}: {printable(', '.join(cells))!r} is no class", hint)
-            rows.append(((int(cells[0]),), _class_name(cells[1])))
-    return _classes_of(rows, origin, hint)
+    for number, line in class_lines(path)[path.name == VALUE_TABLE :]:
+        if path.name == LABEL_MAP:
+            label = re.fullmatch(_LABEL, line)
+            name, *numbers = label.groups() if label else ("",)
+            most = 255
+        else:
+            name, numbers = _value_and_name(line)
+            most = LARGEST_VALUE
+        name, value = name.strip(), tuple(map(int, filter(_is_number, numbers)))
+        if not name or not name.isprintable() or not value or max(value) > most:
+            raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class and its value", hint)
+        rows.append((value, _class_name(name)))
+    return _classes_of(rows, origin, hint)._replace(table=path.name)
 
 
 _LABEL = r"([^:]+):(\d{1,3}),(\d{1,3}),(\d{1,3}):[^:]*:[^:]*"
 
 
-def _value_rows(path: Path) -> Optional[List[List[str]]]:
-    """Returns the rows of Roboflow's table; None if it has other columns, such as those of images with labels."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(line for _, line in class_lines(path))]
-    return rows[1:] if rows and [cell.casefold() for cell in rows[0]] == _VALUE_COLUMNS else None
+def _cells(row: Iterable[str]) -> List[str]:
+    return [cell.strip() for cell in row]
+
+
+def _value_and_name(line: str) -> Tuple[str, List[str]]:
+    """Returns the name in a line of Roboflow's table, and the value in a list; nothing if there is something else."""
+    with suppress(csv.Error):
+        cells = [cell.strip() for row in csv.reader([line], skipinitialspace=True) for cell in row]
+        if len(cells) == 2:
+            return cells[1], cells[:1]
+    return "", []
 
 
 def _own_rows(path: Path) -> _Rows:

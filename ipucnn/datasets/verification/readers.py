@@ -254,7 +254,8 @@ def pairs_samples(survey: Survey, found: Found) -> SamplesBySubset:
     """Returns pairs of images and masks.  All masks are read first, because together they determine the classes."""
     folder = found.location
     files = list(readable(imagemasks.read_pairs(found), survey.report))
-    table = item_or_problem(partial(imagemasks.table_of, found), None, TABLE, folder / TABLE)
+    path = next(iter(imagemasks.tables_of(found)), folder / TABLE)
+    table = item_or_problem(partial(imagemasks.table_of, found), None, path.name, path)
     if isinstance(table, Problem):
         survey.report(table)
     # Without one table, the values of masks say nothing.
