@@ -389,7 +389,8 @@ def refuse_other_form(path: Path) -> None:
     whole = path if path.name else path.absolute()
     stem = (whole.stem if whole.is_file() else whole.name) or "model"
     # A file of that name may have the weights of the same model.
-    names = (whole.parent / f"{stem}{end}.h5" for end in ("", *(f"-{k}" for k in itertools.count(2))))
+    ends = itertools.chain([""], (f"-{k}" for k in itertools.count(2)))
+    names = (whole.parent / f"{stem}{end}.h5" for end in ends)
     new = next(name for name in names if not os.path.lexists(name))
     source, target = (json.dumps(str(one), ensure_ascii=False) for one in (path, new))
     line = quoted(f"from tensorflow.keras import models; models.{read.format(source)}.save({target})")
