@@ -82,6 +82,23 @@ def test_kinds_follow_layers_and_shapes(profiled):
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "in_graph"),
+    [
+        (
+            "while/body/_1/while/while/body/_17/while/while/StatefulPartitionedCall_1/tape/conv/MatMul",
+            "tape/conv/MatMul",
+        ),
+        ("while/body/_1/while/while/body/_17/while/while/AddN", "while/while/AddN"),
+        ("StatefulPartitionedCall/conv/MatMul", "conv/MatMul"),
+        ("cond/then/_3/conv/MatMul", "conv/MatMul"),
+        ("body/conv/MatMul", "body/conv/MatMul"),
+    ],
+)
+def test_traced_names_lose_the_names_of_callers(profiled, name, in_graph):
+    assert profiled.CALLERS.sub("", name) == in_graph
+
+
 def test_operations_of_loops_and_branches_are_found(profiled):
     def loop(x):
         def body(i, x):

@@ -953,6 +953,8 @@ def copies_of_pairs(kind: str, folder: Path) -> Copies:
         ConfigurationError: there are no masks of this kind.
         DataError: two images would get one name.
     """
+    from ipucnn.datasets.segmentation.masks import table_in
+
     files = _files_of(folder)
     kinds = _kinds(folder, files.images)
     if kind not in kinds:
@@ -964,7 +966,7 @@ def copies_of_pairs(kind: str, folder: Path) -> Copies:
         raise ConfigurationError(f"{shown(folder)}: no masks are called {printable(kind)}", known)
     parts, _ = _parts_of_pairs(folder, kinds[kind], files.tables)
     pairs = ((parts.get(image, ""), image, masks) for image, masks in kinds[kind].items())
-    return _copies(folder, pairs, folder)
+    return _copies(folder, pairs, table_in(folder))
 
 
 def _parts_of_pairs(
@@ -980,23 +982,20 @@ def _parts_of_pairs(
     return listed.parts, listed.lists
 
 
-def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], location: Path) -> Copies:
+def _copies(folder: Path, pairs: Iterable[Tuple[str, Path, Sequence[Path]]], table: Optional[Path]) -> Copies:
     """Returns the copies of pairs, and of the table of their classes.
 
     Args:
         folder: the folder below which the files are.
         pairs: the folder of the part, "" for none, an image and its masks.
-        location: the folder of the table.
+        table: the file that defines the values of the masks.
     """
-    from ipucnn.datasets.segmentation.masks import table_in
-
     images, masks = {}, {}
     for part, image, of_image in pairs:
         name = "_".join((*image.parts[:-1], image.stem))
         images[image] = Path(part, "images", name + image.suffix)
         ending = of_image[0].suffix if len(of_image) == 1 else ".png"
         masks[Path(part, "masks", name + ending)] = [*of_image]
-    table = table_in(location)
     if table is not None:
         masks[Path(table.name)] = [_below(folder, table)]
     return {**_placed(folder, images), **masks}
@@ -1009,14 +1008,15 @@ def copies_of_set(folder: Path) -> Copies:
         DataError: there are no such folders, or two images would get one name.
     """
     from ipucnn.datasets.segmentation.imagemasks import masks_of_images, part_in_name, table_of, tables_of
-    from ipucnn.datasets.segmentation.masks import TABLE, table_in
+    from ipucnn.datasets.segmentation.masks import DESCRIPTION, TABLE
 
     found = find_layout("imagemasks", folder)
     if found is None:
         raise DataError(f"{shown(folder)} has no images and masks", PAIR_LAYOUT)
-    tables = tables_of(found)
-    if table_of(found) is not None and table_in(tables[0].parent) != tables[0]:
-        text = f"{shown(tables[0])} has the names of classes, which the copy would lack"
+    table_of(found)  # tables of parts are the same, or refused
+    table = next(iter(tables_of(found)), None)
+    if table is not None and table.name == DESCRIPTION:
+        text = f"{shown(table)} has the names of classes, which the copy would lack"
         raise DataError(text, f"name them in {quoted(found.location / TABLE)}, a line for each: 1 cell")
     files: Dict[str, _Pairs] = {}
     for subset, (image, *masks) in masks_of_images(found):
@@ -1026,7 +1026,7 @@ def copies_of_set(folder: Path) -> Copies:
     has_parts = "train" in files and "" not in files
     pairs = ((part, *pair) for part, of_part in files.items() for pair in of_part.items())
     parted = ((part if has_parts else "", image, masks) for part, image, masks in pairs)
-    return _copies(folder, parted, tables[0].parent if tables else found.location)
+    return _copies(folder, parted, table)
 
 
 def _below(folder: Path, path: Path) -> Path:

@@ -43,6 +43,7 @@ from ipucnn.runs.setup import Setup, SomeSetup
 from ipucnn.runs.weight_files import (
     check_computes,
     check_scaling,
+    holds_network,
     input_shape_of_file,
     scaling_of_file,
     size_note,
@@ -644,9 +645,7 @@ def _how_to_name_network(named: WeightsArgument) -> str:
     """Returns the hint for a Keras file without a network: the file itself, if it holds one that can be built."""
     has_data = "dataset" in named.flags
     data = "" if has_data else " --dataset mnist"
-    try:
-        find_network(named.target)
-    except UserError:  # weights alone, or layers that are not supported
+    if not holds_network(expand(named.target)):
         options = "--model-name" if has_data else "--model-name and --dataset"
         return f"add {options}, for example --model-name lenet{data}"
     its_own = f"it holds a network: add --model-name {quoted(named.target)}"

@@ -68,13 +68,18 @@ def scaling_of_file(path: Path) -> Optional[Scaling]:
         raise DataError(error.message, _own_network(path, error.hint or "")) from None
 
 
-def _own_network(path: Path, otherwise: str) -> str:
-    """Returns the hint to take the network in a file, or another one if it holds none that can be trained."""
+def holds_network(path: Path) -> bool:
+    """Returns whether a file is one in which Keras saved a whole model that can be trained."""
     try:
         find_network(str(path))
-    except UserError:
-        return otherwise
-    return f"take the file's own network: --model-name {quoted(path)}"
+    except UserError:  # weights alone, or layers that are not supported
+        return False
+    return True
+
+
+def _own_network(path: Path, otherwise: str) -> str:
+    """Returns the hint to take the network in a file, or another one if it holds none that can be trained."""
+    return f"take the file's own network: --model-name {quoted(path)}" if holds_network(path) else otherwise
 
 
 def input_shape_of_file(path: Path) -> Optional[InputShape]:

@@ -265,10 +265,8 @@ def tables_of(found: Found) -> List[Path]:
     for of_part in found.parts.values():
         folders += [folder for folder in _around(of_part) if folder not in folders]
     paths = [path for path in map(table_in, folders) if path is not None]
-    if any(
-        path.name == TABLE for path in paths
-    ):  # it comes before other programs' tables, in whichever folder
-        paths = [path for path in paths if path.name == TABLE]
+    # Ours comes before other programs' tables, in whichever folder.
+    paths = [path for path in paths if path.name == TABLE] or paths
     if not paths and found.has_channel_numbers and (found.location / DESCRIPTION).is_file():
         return [found.location / DESCRIPTION]
     return paths

@@ -240,7 +240,8 @@ VALUE_TABLE = "_classes.csv"
 """The file in which Roboflow describes masks: ``Pixel Value, Class``, and a row for each class."""
 DESCRIPTION = "dataset.json"
 """The file in which nnU-Net describes a set."""
-_VALUE_COLUMNS = ["pixel value", "class"]
+_VALUE_COLUMNS = r"\s*pixel value\s*,\s*class\s*(\n|$)"
+_LABEL = r"([^:]+):(\d{1,3}),(\d{1,3}),(\d{1,3}):[^:]*:[^:]*"
 _Rows = Sequence[Tuple[Tuple[int, ...], str]]
 
 
@@ -251,7 +252,7 @@ def table_in(folder: Path) -> Optional[Path]:
     """
     is_table: Dict[str, Callable[[str], bool]] = {
         LABEL_MAP: lambda text: any(re.fullmatch(_LABEL, line.strip()) for line in text.splitlines()),
-        VALUE_TABLE: lambda text: _cells(text.partition("\n")[0].casefold().split(",")) == _VALUE_COLUMNS,
+        VALUE_TABLE: lambda text: bool(re.match(_VALUE_COLUMNS, text, re.IGNORECASE)),
     }
     for path in (folder / TABLE, folder / LABEL_MAP, folder / VALUE_TABLE):
         if path.is_file() and (path.name == TABLE or is_table[path.name](_beginning(path))):
@@ -294,13 +295,6 @@ def read_table(path: Path) -> MaskClasses:
             raise DataError(f"{origin}, line {number}: {printable(line)!r} is no class and its value", hint)
         rows.append((value, _class_name(name)))
     return _classes_of(rows, origin, hint)._replace(table=path.name)
-
-
-_LABEL = r"([^:]+):(\d{1,3}),(\d{1,3}),(\d{1,3}):[^:]*:[^:]*"
-
-
-def _cells(row: Iterable[str]) -> List[str]:
-    return [cell.strip() for cell in row]
 
 
 def _value_and_name(line: str) -> Tuple[str, List[str]]:
