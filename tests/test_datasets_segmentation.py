@@ -737,13 +737,15 @@ def test_masks_with_grey_edges_are_refused_and_read_once_they_have_two_values(tm
         else:
             grey = grey.resize((96, 96), Image.BICUBIC).resize((48, 48), Image.BILINEAR)
         pairs.append((np.uint8(90 * mask + y), np.asarray(grey)))
-    write_pairs(tmp_path / "grey", pairs)
-    check_raises(
-        DataError, "as masks with grey edges have", "255 where a value is above 127", open_pairs, "imagemasks",
-        tmp_path / "grey",
-    )  # fmt: skip
-    write_pairs(tmp_path / "two", [(image, np.uint8(255 * (mask > 127))) for image, mask in pairs])
-    source = open_pairs("imagemasks", tmp_path / "two")
+    for count in (2, len(pairs)):
+        write_pairs(tmp_path / f"grey{count}", pairs[:count])
+        error = check_raises(
+            DataError, "as masks with grey edges have", "255 where a value is above 127", open_pairs, "imagemasks",
+            tmp_path / f"grey{count}",
+        )  # fmt: skip
+    command, _, name = error.hint.partition("sorting ")[2].partition("; then pass --dataset ")
+    assert sorting.main(shlex.split(command)) == 0
+    source = open_pairs("imagemasks", Path(name.partition(";")[0]))
     assert sum(int(part.labels.sum()) for part in (source.train, source.eval)) == sum(m.sum() for m in whole)
 
 

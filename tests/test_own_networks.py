@@ -18,6 +18,7 @@ from support.own_networks import (
     assert_equal,
     built,
     network,
+    saved,
     weights_of,
     write,
 )
@@ -36,7 +37,7 @@ from ipucnn.models.keras_config import read_blueprint
 from ipucnn.models.layers.micro_batches import BatchNormalization
 from ipucnn.models.own import PER_SAMPLE, of_checkpoint
 from ipucnn.models.preprocessing import WITH_WEIGHTS
-from ipucnn.models.registry import find_network, folder_name, get_model, saved_network
+from ipucnn.models.registry import check_same_network, find_network, folder_name, get_model, saved_network
 from ipucnn.python_files import find_function, is_python_name
 from ipucnn.runs.setup import range_name
 
@@ -78,7 +79,7 @@ def test_saved_network_is_not_executed_and_a_bad_one_is_reported(run):
     check_raises(ConfigurationError, "only if the command line names it", "", record.own.check_buildable)
 
     def stored(*inputs, kind="Dense", **settings):
-        return {"input_shape": [6, 6, 1], "layers": [["dense", kind, settings, list(inputs)]]}
+        return saved((6, 6, 1), ["dense", kind, settings, list(inputs)])
 
     good = stored("input", units=3)
     assert saved_network("net.py:build", good, "x", "y").num_classes == 3
@@ -267,10 +268,39 @@ def test_the_four_commands_of_the_docs_page(run, succeeds):
     check_refused(run, Refusal("evaluate runs/mine", "", "--dataset my_data.py:load"))
 
 
+FACTOR = """
+class Scaled(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
+
+    def call(self, x{}):
+        return x * self.scale * float(open("factor.txt").read())
+"""
+
+
+@pytest.mark.parametrize("arguments", ["", ", training=None"])
+def test_a_layer_of_its_own_that_computes_something_else_than_in_training_is_refused(arguments):
+    text = network("x = Scaled(name='scaled')(images)", imports="from tensorflow.keras import layers\n")
+    Path("factor.txt").write_text("2")
+    record, _ = built(text.replace("\n\ndef build", f"\n\n{FACTOR.format(arguments)}\n\ndef build", 1))
+    data = json.loads(json.dumps(record.own.to_data()))
+
+    def evaluated():
+        again = find_network("net.py:build")
+        check_same_network(again, {"network": data}, "it")
+        return build_model(again, BuildOptions((6, 6, 2), 3))
+
+    evaluated()
+    Path("factor.txt").write_text("2.1")
+    error = "has layer 'scaled', which computes something else than it did in training"
+    check_raises(ConfigurationError, error, "bring back what its function read", evaluated)
+    assert find_network("net.py:build").own.changes_since(data, "it") == []  # it is not called yet
+
+
 def test_settings_that_name_objects_for_keras_to_import_are_refused():
     def read(**settings):
         layers = [["dense", "Dense", {"units": 3, **settings}, ["input"]]]
-        data = {"input_shape": [8, 8, 1], "layers": layers}
+        data = saved((8, 8, 1), *layers)
         return of_checkpoint("a", data, "checkpoint a", "").architecture["dense"].config
 
     def constant(value):
@@ -519,7 +549,10 @@ SCALE = "x = layers.Rescaling(1 / 255)(x)"
         (["x = layers.Add()([images, images])", "x = layers.Multiply()([x, images])", SCALE], True),
         (["x = layers.ReLU()(layers.Subtract()([images, layers.MaxPooling2D(1)(images)]))", SCALE], True),
         (["x = layers.Concatenate()([images, images])", "x = x / 255.0"], True),
-        (["x = layers.Rescaling(2.0)(images)", "x = layers.Add()([x, layers.Rescaling(3.0)(images)])"], True),
+        (
+            ["x = layers.Rescaling(0.02)(images)", "x = layers.Add()([x, layers.Rescaling(0.03)(images)])"],
+            True,
+        ),
         (["x = layers.Conv2D(2, 1)(images)", SCALE], False),
         (["x = layers.Add()([images, layers.Conv2D(2, 1)(images)])", SCALE], False),
         (["x = layers.BatchNormalization()(images)", SCALE], False),
@@ -560,11 +593,11 @@ GREY = "class Grey(layers.Layer):\n    def call(self, x):\n        return x[...,
     [
         ["x = Grey()(images)", SCALE],  # it may hand on pixels, or compute with weights
         ["x = layers.Add()([images, layers.Rescaling(0.1)(layers.ReLU()(images))])"],
-        ["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(2.0)(images)])"],
-        ["x = layers.Concatenate()([layers.Rescaling(2.0)(images), images])"],
+        ["x = layers.Concatenate()([layers.Conv2D(2, 1)(images), layers.Rescaling(0.02)(images)])"],
+        ["x = layers.Concatenate()([layers.Rescaling(0.02)(images), images])"],
         [
             "y = layers.Conv2D(2, 1)(Grey()(images))",
-            "x = layers.Add()([layers.Conv2D(2, 1)(layers.Rescaling(2.0)(images)), y])",
+            "x = layers.Add()([layers.Conv2D(2, 1)(layers.Rescaling(0.02)(images)), y])",
         ],
     ],
 )
@@ -579,21 +612,43 @@ def test_a_rescaling_of_a_part_of_the_way_is_ambiguous(lines, succeeds, lightly)
     succeeds("evaluate", "run", *(("--model-name", write(text)) if "Grey" in lines[0] else ()))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "layers.Rescaling(2.0, offset=-1.0)(images)",
+        "images * 2.0 - 1.0",
+        "layers.Rescaling([3.3, 4.1], offset=[-1.6, -1.9])(images)",
+    ],
+)
+def test_a_scaling_of_images_of_0_to_1_is_none_of_pixels(line):
+    record, _ = built(network(f"x = {line}"))
+    hint = "--normalise unit if it takes 0..1"
+    check_raises(ConfigurationError, "of pixels of 0..255, and", hint, range_name, "network", record)
+    assert [range_name(name, record) for name in ("raw", "unit")] == ["raw", "unit"]
+    assert not any("it takes pixels of 0..255" in note for note in record.own.notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["layers.Rescaling(1 / 255)(images)", "images - 103.9", "layers.Rescaling(0.2, offset=-25.6)(images)"],
+)
+def test_a_scaling_that_suits_pixels_is_certain(line):
+    """The second is Caffe's, and the third that of pixels about 128 with a deviation of 5."""
+    assert range_name("network", built(network(f"x = {line}"))[0]) == "raw"
+
+
 def test_a_layer_of_its_own_behind_a_rescaling_changes_nothing():
-    lines = ["x = layers.Rescaling(2.0)(images)", "x = layers.Rescaling(3.0)(Grey()(x))"]
+    lines = ["x = layers.Rescaling(0.02)(images)", "x = layers.Rescaling(0.03)(Grey()(x))"]
     record, _ = built(network(*lines).replace("\n\ndef build", f"\n\n{GREY}\n\ndef build", 1))
     assert range_name("network", record) == "raw"
 
 
 def test_checkpoints_say_which_layer_scales_the_images():
-    """Those of earlier versions do not, and found fewer layers."""
     record, _ = built(network("x = layers.Concatenate()([images, images])", SCALE))
     data = record.own.to_data()
     assert data["scaled_by"] == "rescaling"
     read = of_checkpoint("net.py", json.loads(json.dumps(data)), "it", "")
     assert read.first_rescaling == "rescaling"
-    before = of_checkpoint("net.py", {k: v for k, v in data.items() if k != "scaled_by"}, "it", "")
-    assert before.first_rescaling is None and before.image_scaling.is_certain
     check_raises(
         DataError,
         "no network that can be read",

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from light_training import train_lightly
 from PIL import Image
-from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, weights_of, write
+from support.own_networks import HEAD, RESIDUAL, TRAIN, built, last, network, saved, weights_of, write
 from support.refusals import Refusal, check_raises, check_refused
 from support.sessions import restart_names
 from tensorflow import keras
@@ -425,8 +425,12 @@ def test_activations_have_one_formula_in_both_versions_or_two_names(name):
 
 
 def dense(**settings):
-    return {"input_shape": [6, 6, 2], "layers": [["f", "Flatten", {}, ["input"]], ["d", "Dense", settings, ["f"]],
-                                                 ["h", "Dense", {"units": 3}, ["d"]]]}  # fmt: skip
+    layers = (
+        ["f", "Flatten", {}, ["input"]],
+        ["d", "Dense", settings, ["f"]],
+        ["h", "Dense", {"units": 3}, ["d"]],
+    )
+    return saved((6, 6, 2), *layers)
 
 
 def test_a_checkpoint_s_activation_of_the_other_keras_is_refused():
@@ -1016,3 +1020,64 @@ def test_the_weights_of_a_model_in_a_model_are_read_from_hdf5(lines):
     assert not notes and len(found) == len(theirs.weights)
     images = random.uniform(size=(2, 6, 6, 2)).astype(np.float32)
     np.testing.assert_allclose(np.asarray(model(images)), np.asarray(theirs(images)), rtol=1e-5)
+
+
+def of_five_classes(name, freezes):
+    """Saves a network of digits with five classes, the layers of which are frozen from ``freezes`` on."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(2, 3, name="conv"),
+            layers.Flatten(),
+            layers.Dense(5, name="head"),
+        ]
+    )
+    for layer in model.layers[freezes]:
+        layer.trainable = False
+    model.save(name)
+
+
+def test_a_network_whose_layers_are_all_frozen_is_not_trained(run, succeeds):
+    of_five_classes("frozen.h5", slice(None))
+    words = ("--dataset", "digits", "--limit-train", 64, "--limit-eval", 9, "--num-epochs", 1)
+    Path("net.py").write_text(
+        "from tensorflow import keras\ndef build(shape, classes):\n    model = keras.Sequential([keras.Input(shape), "
+        "keras.layers.Flatten(), keras.layers.Dense(classes)])\n    model.trainable = False\n    return model\n"
+    )
+    check_refused(
+        run,
+        Refusal(
+            "net.py:build", "all 1 layer with weights are frozen: nothing is left to train", "in the function"
+        ),
+        command=("train", *words, "--run-dir", "run"),
+    )
+    code, _, err = run("train", "frozen.h5", *words, "--freeze", "conv", "--dry-run", columns=2000)
+    assert code == 0 and "is new: it gives 10 logits" in err and "it is trained, and was frozen" in err
+    assert "note: frozen.h5: 1 of 2 layers with weights is frozen with the random weights" in err
+
+
+def test_what_a_file_freezes_is_said_beside_its_weights(succeeds):
+    of_five_classes("partly.h5", slice(1))
+    err = trained_lightly(
+        succeeds, "partly.h5", "--weights", "partly.h5", "--dataset", "digits", "--run-dir", "run"
+    )
+    assert (
+        "note: partly.h5: 1 of 2 layers with weights is frozen (trainable=False), and not trained (conv)"
+        in err
+    )
+
+
+def test_a_network_of_images_without_channels_computes_what_keras_does(succeeds):
+    """As in TensorFlow's tutorial for beginners."""
+    restart_names()
+    keras.Sequential(
+        [keras.Input((8, 8)), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(10, name="head")]
+    ).save("flat.h5")
+    images = open_digits().eval.images[:5]
+    expected = keras.models.load_model("flat.h5")(np.float32(images)[..., 0]).numpy()
+    record = find_network("flat.h5")
+    assert record.input_shape == (8, 8, 1)
+    assert any("images of one channel are given to it without theirs" in note for note in record.own.notes)
+    model = build_model(record, BuildOptions((8, 8, 1), 10))
+    load_keras_weights(model, Path("flat.h5"))
+    np.testing.assert_allclose(model(np.float32(images)).numpy(), expected, rtol=1e-5, atol=1e-6)

@@ -3,9 +3,9 @@
 A folder with such a layout is refused, because several things could be meant, and :func:`sorting_hint` gives the
 command that makes a set of it: ``python -m ipucnn.datasets.sorting classes TABLE COLUMN TARGET FOLDER`` or ``... masks
 KIND TARGET FOLDER``; for pairs that are read, with several masks of an image or parts in their names, ``... pairs
-TARGET FOLDER``, for class folders without masks ``... images TARGET FOLDER``, for names that begin with a class
-``... names TARGET FOLDER``, and for class folders with lists of their parts ``... lists TARGET FOLDER``.  The command
-copies; the files stay where they are.
+TARGET FOLDER``; for pairs with smoothed masks ``... two-values TARGET FOLDER``; for class folders without masks ``...
+images TARGET FOLDER``; for names that begin with a class ``... names TARGET FOLDER``; and for class folders with lists
+of their parts ``... lists TARGET FOLDER``.  The command copies; the files stay where they are.
 """
 
 import csv
@@ -69,6 +69,9 @@ _MOST_TABLES = 50
 """The most tables that are read: detection sets have one beside each image."""
 _ONE_HOT = "one-hot"
 """In place of a column: the columns with a 1 for the class of each image, and 0 for all others."""
+TWO_VALUES = "two-values"
+"""The command that copies pairs, with masks of which each pixel is black or white: above _HALF, or not."""
+_HALF, _WHITE = 127, 255
 _LOOKS = "by-looks"
 """In place of a kind of masks: files of the name of an image with few values."""
 _HOT = ("1", "1.0")
@@ -1088,8 +1091,12 @@ def sorting_hint(folder: Path, task: str) -> Hint:
     return Hint("")
 
 
-def copy_files(folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path) -> None:
+def copy_files(
+    folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path, two_values: bool = False
+) -> None:
     """Copies files into a new folder, which is complete or absent; several files for one place are joined masks.
+
+    With ``two_values``, masks are written with 0 and 255.
 
     Raises:
         DataError: the folder exists, masks cannot be joined, or the file system refuses.
@@ -1100,17 +1107,19 @@ def copy_files(folder: Path, copies: Mapping[Path, Sequence[Path]], target: Path
     def write(new: Path) -> None:
         for place, sources in copies.items():
             (new / place).parent.mkdir(parents=True, exist_ok=True)
-            if len(sources) == 1:
+            if len(sources) == 1 and not (two_values and place.parent.name == "masks"):
                 shutil.copyfile(folder / sources[0], new / place)
             else:
-                _join([folder / source for source in sources], new / place)
+                _join([folder / source for source in sources], new / place, two_values)
 
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
     write_folder(target, write)
 
 
-def _join(masks: Sequence[Path], place: Path) -> None:
+def _join(masks: Sequence[Path], place: Path, two_values: bool) -> None:
     """Writes the maximum of the stored numbers of masks in each pixel, as training reads them.
+
+    With ``two_values``, 255 takes the place of numbers above 127, and 0 that of others.
 
     Raises:
         DataError: one cannot be read, or they have other sizes, palettes or turns, colours, or several pages.
@@ -1135,13 +1144,29 @@ def _join(masks: Sequence[Path], place: Path) -> None:
         if num_pages > 1 or numbers.ndim > 2 or numbers.shape != joined.shape or mask.form.orientation != 1:
             reason = "it has several pages, colours, another size than the one before, or is turned"
             raise DataError(f"{origin} cannot be joined with others: {reason}", "join them yourself")
+        if two_values and numbers.max() > _WHITE:
+            raise DataError(
+                f"{origin} has numbers up to {numbers.max()}, more than 8 bits", "save it as 8-bit grey"
+            )
         joined = np.maximum(joined, numbers)
     pixels = np.asarray(joined)
+    if two_values:
+        pixels = np.where(pixels > _HALF, 255, 0)
     Image.fromarray(pixels.astype(np.uint8 if pixels.max() < 256 else np.uint16)).save(place)
+
+
+def copies_as_png(folder: Path) -> Copies:
+    """Returns the copies of :func:`copies_of_set`, with masks whose values are stored as they are."""
+    copies = copies_of_set(folder)
+    return {
+        place.with_suffix(".png") if place.parent.name == "masks" else place: copies[place]
+        for place in copies
+    }
 
 
 _OF_FOLDER = {
     "pairs": copies_of_set,
+    TWO_VALUES: copies_as_png,
     "images": copies_without_masks,
     "names": copies_by_names,
     "lists": copies_by_lists,
@@ -1166,7 +1191,7 @@ def main(words: Sequence[str]) -> int:
         else:
             raise ConfigurationError(
                 "sorting takes: classes TABLE COLUMN TARGET FOLDER, masks KIND TARGET FOLDER, pairs TARGET FOLDER, "
-                "images TARGET FOLDER, names TARGET FOLDER, or lists TARGET FOLDER",
+                "two-values TARGET FOLDER, images TARGET FOLDER, names TARGET FOLDER, or lists TARGET FOLDER",
                 "the hint of `ipucnn verify-dataset FOLDER` has the words",
             )
         if not copies:
@@ -1175,7 +1200,7 @@ def main(words: Sequence[str]) -> int:
         count = counted(sum(map(len, copies.values())), "file")
         if sys.stderr.isatty():
             print(f"copying {count} of {shown(folder)} into {shown(target)} ...", file=sys.stderr)
-        copy_files(folder, copies, target)
+        copy_files(folder, copies, target, words[0] == TWO_VALUES)
     except UserError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, Tensor
 
@@ -19,6 +19,18 @@ INPUT_NAME = "input"
 INPUT_LAYER = "InputLayer"
 FIRST = "x"
 """The name of the first argument of an operation, if it is a number."""
+
+
+class LayerSample(NamedTuple):
+    """What a layer computes with fixed weights: by it a class is known again whose code may lie in any file.
+
+    Attributes:
+        inputs: shape of each tensor that it was given, whose values follow from it.
+        outputs: some of the numbers that it returned, in evaluation and then in training.
+    """
+
+    inputs: Tuple[Tuple[int, ...], ...]
+    outputs: Tuple[float, ...]
 
 
 @dataclass(eq=False)
@@ -39,6 +51,7 @@ class Node:
         is_operation: whether it is an operation, which must be replaced or removed.
         is_own: whether the layer's class is a user's own.
         infers: whether it, or a model that contains it, is called with ``training=False``.
+        sample: what a layer of a user's own class computes; None for others, and if it is not known.
         channels: last dimension of the output, if it is known without building the network.
     """
 
@@ -53,6 +66,7 @@ class Node:
     is_operation: bool = False
     is_own: bool = False
     infers: bool = False
+    sample: Optional[LayerSample] = None
     channels: Optional[int] = None
 
     def __post_init__(self) -> None:

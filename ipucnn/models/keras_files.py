@@ -39,7 +39,6 @@ from ipucnn.text import counted, quoted
 _OPTIONS = "--model-name, --norm-layer, --image-size, --base-filters"
 _MODEL_HINT = f"name the network and options it was written with: {_OPTIONS}"
 HINT = "give weights that Keras saved: .weights.h5, .h5 or .keras"
-EXTENSIONS = (".h5", ".hdf5", ".keras")
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _FILTERS = (1, 2, 3)
 """HDF5's filters for deflate, shuffle and checksums; for any other filter HDF5 loads a library."""
@@ -73,11 +72,6 @@ class LayerWeights:
     def shapes(self) -> List[Tuple[int, ...]]:
         """The shapes of the tensors."""
         return [tuple(int(n) for n in tensor.shape) for tensor in self.tensors]
-
-
-def is_keras_file(path: Path) -> bool:
-    """Whether a path has the extension of a Keras weight file."""
-    return path.name.lower().endswith(EXTENSIONS)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import contextlib
 import hashlib
 import inspect
 import random
+import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from ipucnn.models.blueprint import (
     INPUT_LAYER,
     INPUT_NAME,
     Blueprint,
+    LayerSample,
     Node,
     NotMadeError,
     assemble,
@@ -44,7 +46,6 @@ from ipucnn.models.blueprint import (
 )
 from ipucnn.models.counts import is_estimated
 from ipucnn.models.keras_config import (
-    FUNCTIONAL_HINT,
     LAYER_OF_OPERATION,
     is_of_keras,
     output_shape,
@@ -66,13 +67,12 @@ from ipucnn.models.preprocessing import (
     as_rescaling,
     channels_of,
     image_scaling,
-    image_scaling_before,
     rescaling_of_operation,
     strip_preprocessing,
 )
 from ipucnn.models.settings import check_activations, formulas_of, keras_settings, plain_settings
 from ipucnn.python_files import OwnFunction, label_of, own_code_failed
-from ipucnn.text import counted, shown_value
+from ipucnn.text import counted, quoted, shown_value
 
 PER_SAMPLE = (
     "Activation", "Add", "Average", "AveragePooling2D", "BatchNormalization", "Concatenate", "Conv2D",
@@ -105,6 +105,10 @@ _READS = (
     "StatefulPartitionedCall", "VarHandleOp", "VarIsInitializedOp", "VariableShape", "While",
 )  # fmt: skip
 _KEPT_BY_GROUP_NORM = ("groups", "epsilon", "gamma_regularizer", "beta_regularizer")
+_ROWS = "without_channels"
+_SAMPLED = 16
+"""How many outputs of a user's own layer are kept, to know it again."""
+_ANY_SIDE = 32
 _HINT_OF_OWN_LAYERS = (
     "let __init__ of the layer's class take **kwargs and call super().__init__(**kwargs), and let get_config return "
     "every other argument"
@@ -196,11 +200,18 @@ class OwnNetwork:
     @property
     def frozen_layers(self) -> List[str]:
         """Names of the layers whose weights training does not change."""
+        return [node.name for node in self._weighted() if node.config.get("trainable") is False]
+
+    @property
+    def num_weighted(self) -> int:
+        """Number of layers that may have weights."""
+        return len(self._weighted())
+
+    def _weighted(self) -> List[Node]:
         return [
-            node.name
+            node
             for node in ([] if self.architecture is None else self.architecture.nodes)
             if node.name == node.layer
-            and node.config.get("trainable") is False
             and (node.is_own or any(key.endswith("_initializer") for key in node.config))
         ]
 
@@ -236,6 +247,9 @@ class OwnNetwork:
             "sha256": self.sha256,
             "input_shape": shape,
             "layers": layers,
+            "samples": {
+                node.name: node.sample for node in self.architecture.nodes if node.sample is not None
+            },
             "scaled_by": self.first_rescaling,
         }
 
@@ -283,7 +297,7 @@ class OwnNetwork:
         """
         former = of_checkpoint(self.name, network, what, "").architecture
         assert self.architecture is not None and former is not None
-        known = {node.name: node for node in former.nodes if node.name != former.output and not node.is_own}
+        known = {node.name: node for node in former.nodes if node.name != former.output}
         pairs = [(node, known[node.name]) for node in self.architecture.nodes if node.name in known]
         changed = list(
             filter(None, (_changed_setting(*pair) for pair in pairs if pair[0].kind == pair[1].kind))
@@ -323,13 +337,38 @@ class OwnNetwork:
             self.remarks = (*self.remarks, _COMPILED)
         _check_losses(name, nodes, model)
         _check_initial_weights(name, nodes, model, first_values)
+        ends, places = _ends(self.architecture), {node.name: node for node in nodes}
+        for node in _own_nodes(self.architecture):
+            node.sample = _check_remade(name, node, places[node.name].layer_in(model), node.name in ends)
         _check_trained_as(name, self.architecture, self.trained_as)
-        ends = _ends(self.architecture)
-        for node in nodes:
-            if node.name in {own.name for own in _own_nodes(self.architecture)}:
-                is_last = node.name in ends
-                _check_remade(name, self.architecture[node.name], node.layer_in(model), is_last)
         self._called = key
+
+    def check_trained(self, model: KerasModel, has_new_head: bool) -> None:
+        """Refuses to train the built network if all its layers are frozen, or a last layer that is new.
+
+        Args:
+            model: the network as training has it, after ``--freeze``.
+            has_new_head: whether the last layer has its initial weights.
+
+        Raises:
+            ConfigurationError: nothing would be trained, or the last layer would stay random.
+        """
+        weighted = [layer for layer in model.layers if layer.weights]
+        trained = [layer for layer in weighted if layer.trainable_weights]
+        if trained and not (has_new_head and weighted[-1] is not trained[-1]):
+            return
+        hint = "set trainable = True for the layers to train, in the function"
+        if self.make is None:
+            new = self.name[: -len(Path(self.name).suffix)] + "-trained.keras"
+            line = (
+                f"from tensorflow import keras; m = keras.models.load_model({self.name!r}); m.trainable = True; "
+                f"m.save({new!r})"
+            )
+            hint = f"make a file whose layers are trained: python -c {quoted(line)}"
+        reason = f"all {counted(len(weighted), 'layer')} with weights are frozen: nothing is left to train"
+        if trained:
+            reason = f"its last layer, {weighted[-1].name}, is frozen, and new, as the weights are of other classes"
+        raise ConfigurationError(f"{shown_value(self.name)}: {reason}", hint)
 
     def blueprint(self, images: Tensor, num_classes: int, seed: int = 0) -> Blueprint:
         """Makes the blueprint of the network, with layers of Keras, of this package and of the user.
@@ -384,13 +423,15 @@ class OwnNetwork:
         units = last.config.get("units")
         if last.kind != "Dense" or last.is_own or units == num_classes:
             return
-        changed = replace(last, config={**last.config, "units": num_classes})
+        was_frozen = last.config.get("trainable") is False
+        changed = replace(last, config={**last.config, "units": num_classes, "trainable": True})
         nodes = [changed if node is last else node for node in self.architecture.nodes]
         self.architecture = Blueprint(nodes, self.architecture.output)
         self.remarks = (
             *self.remarks,
             f"its last layer, {shown_value(last.name)}, is new: it gives {counted(num_classes, 'logit')}, one for each "
-            f"class of the data, in place of {units}",
+            f"class of the data, in place of {units}"
+            + ("; it is trained, and was frozen" if was_frozen else ""),
         )
 
     def _check_output(self, model: KerasModel, num_classes: int) -> None:
@@ -745,15 +786,21 @@ def _architecture_of(
             scaled = layers[-1].name
     shape = nodes[0].config.get("batch_shape", nodes[0].config.get("batch_input_shape"))
     sizes: Tuple[Optional[int], ...] = (None, None, None)
+    rows: Optional[Tuple[Optional[int], ...]] = None
     if isinstance(shape, (list, tuple)):
         sizes = tuple(shape[1:])
+        if len(sizes) == 2:
+            rows, sizes = sizes, (*sizes, 1)
         if len(sizes) != 3 or any(n is not None and (not isinstance(n, int) or n < 1) for n in sizes):
             raise ConfigurationError(
-                f"{name}: takes {shown_value(str(sizes))} instead of images (height, width and channels)",
-                FUNCTIONAL_HINT,
+                f"{name}: takes {shown_value(str(tuple(shape[1:])))} instead of images (height, width and channels)",
+                "begin it with keras.Input((height, width, channels))",
             )
-    blueprint = Blueprint([_input(sizes), *layers], nodes[-1].name)
+    read = layers if rows is None else _without_channels(rows, layers)
+    blueprint = Blueprint([_input(sizes), *read], nodes[-1].name)
     changes = []
+    if rows is not None:
+        changes.append("its input has no channels, and images of one channel are given to it without theirs")
     last = blueprint[blueprint.output]
     calls = num_calls[last.layer]
     if calls != 1 and last.config.get("activation") == "softmax":
@@ -806,6 +853,13 @@ def _architecture_of(
     if scaling.layer is not None and scaling.is_certain:
         changes.append(f"it takes pixels of 0..255, which its layer {scaling.layer} scales")
     return blueprint, changes
+
+
+def _without_channels(sizes: Sequence[Optional[int]], layers: Sequence[Node]) -> List[Node]:
+    """The layers of a network whose input is (height, width), behind one that leaves out the only channel."""
+    inputs = [[_ROWS if name == INPUT_NAME else name for name in node.inputs] for node in layers]
+    first = Node(_ROWS, "Reshape", {"target_shape": list(sizes)}, [INPUT_NAME])
+    return [first, *(replace(node, inputs=names) for node, names in zip(layers, inputs))]
 
 
 def _has_seed(config: PlainValue) -> bool:
@@ -1057,9 +1111,7 @@ def _check_trained_as(name: str, architecture: Blueprint, trained_as: Optional[B
         where = f"layer '{shown_value(node.name)}'"
         if (node.kind, node.layer, node.inputs) != (former.kind, former.layer, former.inputs):
             raise _made_otherwise(name, f"has another {where}")
-        if node.is_own:
-            continue
-        now, then = formulas_of(node.config), formulas_of(former.config)
+        now, then = ({} if node.is_own else formulas_of(one.config) for one in (node, former))
         for key in sorted({*now, *then}):
             if now.get(key) != then.get(key):
                 former_one, present_one = (one.get(key, "another activation") for one in (then, now))
@@ -1073,13 +1125,25 @@ def _check_trained_as(name: str, architecture: Blueprint, trained_as: Optional[B
 
 
 def _changed_setting(node: Node, former: Node) -> Optional[str]:
-    """The first setting with which a layer computes something else than the layer of its name that was trained."""
+    """The first setting with which a layer computes something else than the layer of its name that was trained.
+
+    Of a layer of the user's own only what it computes is known.
+    """
+    if node.sample is not None and former.sample is not None and _differ(node.sample, former.sample):
+        return f"layer '{shown_value(node.layer)}', which computes something else than it did in training"
     for key in sorted({*node.config} & {*former.config}):
         values = node.config[key], former.config[key]
         if not key.endswith(_SPELT_OR_DRAWN) and not _are_alike(*values):
             now, then = (shown_value(str(value))[:40] for value in values)
             return f"layer '{shown_value(node.name)}' {key} = {now}, and was trained with {then}"
     return None
+
+
+def _differ(one: LayerSample, other: LayerSample) -> bool:
+    """Whether two samples are of layers that compute something else; images of other sizes do not tell."""
+    if one.inputs != other.inputs:
+        return False
+    return len(one.outputs) != len(other.outputs) or not np.allclose(one.outputs, other.outputs, 1e-3, 1e-4)
 
 
 # Ends of settings that the versions of Keras write differently, or that say how weights begin and are trained.
@@ -1229,10 +1293,13 @@ def _tensors(given: Tensor) -> List[Tensor]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> None:
+def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> Optional[LayerSample]:
     """Refuses a layer of the user's own that is another one when it is made again, as for each build.
 
     Layers that fail, draw random numbers or have a state are refused later.
+
+    Returns:
+        What the layer computes, if that can be said.
 
     Raises:
         ConfigurationError: ``get_config`` lacks a setting, or the layer has a constraint, or it is the last one and
@@ -1246,10 +1313,12 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> No
         )
     made: KerasLayer = None
     outputs: Optional[List[np.ndarray]] = None
+    sample = None
     with seeded_generators(0, "made again"), contextlib.suppress(Exception):
         made, outputs = _remade(node, layer)
+        sample = _sample_of(layer)
     if outputs is None:
-        return
+        return None
     is_same = len(outputs) == 2 and np.allclose(outputs[0], outputs[1], 1e-4, 1e-6, equal_nan=True)
     if not is_same or len(made.trainable_weights) != len(layer.trainable_weights):
         raise ConfigurationError(
@@ -1263,6 +1332,45 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> No
             f"{what}, its last layer, gives probabilities, and training takes logits",
             "leave out the softmax or sigmoid: training and evaluation have their own softmax",
         )
+    return sample
+
+
+def _sample_of(layer: KerasLayer) -> Optional[LayerSample]:
+    """What a layer computes with weights that follow from their names; its own weights are overwritten.
+
+    No sample of numbers that are not finite.
+    """
+    images = _drawn_images(layer)
+    weights = weights_of(layer)
+    layer.set_weights(
+        [
+            np.random.default_rng(zlib.crc32(name.encode()))
+            .uniform(0.1, 0.9, weight.shape)
+            .astype(np.float32)
+            for name, weight in weights.items()
+        ]
+    )
+    outputs = [layer(images)]
+    if "training" in inspect.signature(layer.call).parameters:
+        outputs.append(layer(images, training=True))
+    flat = [np.asarray(output, np.float64).reshape(-1) for output in outputs]
+    numbers = np.concatenate([one[np.linspace(0, len(one) - 1, _SAMPLED, dtype=int)] for one in flat])
+    if not np.isfinite(numbers).all():
+        return None
+    # Rounded, because machines differ in the last digits.
+    shapes = tuple(tuple(map(int, one.shape)) for one in _tensors(images))
+    return LayerSample(shapes, tuple(float(f"{number:.5g}") for number in numbers))
+
+
+def _drawn_images(layer: KerasLayer) -> Any:
+    """Random tensors for a layer to compute, as it takes them: one, or a list; a side of any size is _ANY_SIDE."""
+    rng = np.random.default_rng(0)
+    is_list = isinstance(layer.input, (list, tuple))
+    values = [
+        np.float32(rng.normal(size=(2, *(_ANY_SIDE if n is None else n for n in tensor.shape[1:]))))
+        for tensor in (layer.input if is_list else [layer.input])
+    ]
+    return values if is_list else values[0]
 
 
 def _remade(node: Node, layer: KerasLayer) -> Tuple[KerasLayer, Optional[List[np.ndarray]]]:
@@ -1270,15 +1378,10 @@ def _remade(node: Node, layer: KerasLayer) -> Tuple[KerasLayer, Optional[List[np
 
     Returns:
         The new layer, and the outputs of both; no outputs if their weights have other shapes, and None if the layer
-        does not repeat its own, or takes images of any size.
+        does not repeat its own.
     """
-    rng = np.random.default_rng(0)
-    is_list = isinstance(layer.input, (list, tuple))
-    values = [
-        np.float32(rng.normal(size=(2, *tensor.shape[1:])))
-        for tensor in (layer.input if is_list else [layer.input])
-    ]
-    images = values if is_list else values[0]
+    rng = np.random.default_rng(1)
+    images = _drawn_images(layer)
     made = type(layer).from_config({**node.config, "name": layer.name})
     made(images)
     shapes = [[tuple(weight.shape) for weight in one.weights] for one in (layer, made)]
@@ -1405,6 +1508,10 @@ def model_in_file(path: Path, shape: Sequence[int], scales: bool) -> Optional[Ke
     return model
 
 
+def _read_sample(inputs: Sequence[Sequence[int]], outputs: Sequence[float]) -> LayerSample:
+    return LayerSample(tuple(tuple(map(int, shape)) for shape in inputs), tuple(map(float, outputs)))
+
+
 def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetwork:
     """Reads the network of a checkpoint, which is not trusted; no file that the checkpoint names is read or run.
 
@@ -1441,10 +1548,10 @@ def of_checkpoint(name: str, data: PlainValue, what: str, needs: str) -> OwnNetw
             nodes[name_of_call] = node
         if len(nodes) == 1:
             raise ValueError("0 layers")
+        for name_of_layer, sample in data["samples"].items():
+            nodes[name_of_layer].sample = _read_sample(*sample)
         architecture = Blueprint(list(nodes.values()), name_of_call)
-        scaling = (
-            ImageScaling(data["scaled_by"]) if "scaled_by" in data else image_scaling_before(nodes.values())
-        )
+        scaling = ImageScaling(data["scaled_by"])
         if scaling.layer is not None and scaling.layer not in nodes:
             raise ValueError(f"a layer {scaling.layer!r} that scales the images")
     except (TypeError, ValueError, KeyError, AttributeError, ConfigurationError) as error:

@@ -23,10 +23,6 @@ WITH_WEIGHTS = (
     "LayerNormalization", "PReLU", "SeparableConv2D",
 )  # fmt: skip
 """Stock layers with weights: a Rescaling behind the others alone still scales the images."""
-_PASSED_BEFORE = (
-    "AveragePooling2D", "Cropping2D", "Dropout", "Flatten", "GlobalAveragePooling2D", "GlobalMaxPooling2D", "Identity",
-    "MaxPooling2D", "Permute", "Reshape", "SpatialDropout2D", "UpSampling2D", "ZeroPadding2D",
-)  # fmt: skip
 Statistics = Callable[[Node], Optional[Sequence[np.ndarray]]]
 """A function that returns mean and variance of a Normalization layer, which were measured; None if they are absent."""
 
@@ -46,18 +42,22 @@ class ImageScaling(NamedTuple):
 
     Attributes:
         layer: its name; None if no layer does.
-        is_certain: whether it scales the images, and all that is computed of them by weights.  Otherwise it follows a
-            layer of the user's own, which may have weights, or other layers get the images unscaled.
+        doubt: why it may not scale pixels of 0..255, or not all that is computed of them by weights; "" if it does.
     """
 
     layer: Optional[str]
-    is_certain: bool = True
+    doubt: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the layer scales pixels of 0..255."""
+        return not self.doubt
 
 
-def image_scaling(nodes: Iterable[Node]) -> ImageScaling:
+def image_scaling(nodes: Sequence[Node]) -> ImageScaling:
     """Finds the first Rescaling before any layer with weights; a network with one takes pixels of 0..255."""
     unscaled, of_own = {INPUT_NAME}, set()  # type: Set[str], Set[str]
-    first: Optional[str] = None
+    first: Optional[Node] = None
     is_behind_own = goes_on_unscaled = False
     for node in nodes:
         inputs = set(node.inputs)
@@ -67,31 +67,46 @@ def image_scaling(nodes: Iterable[Node]) -> ImageScaling:
             goes_on_unscaled = True  # beside what is scaled, or computed by weights
         elif node.stock == "Rescaling":
             if first is None or (is_behind_own and inputs <= unscaled):
-                first, is_behind_own = node.name, not inputs <= unscaled
+                first, is_behind_own = node, not inputs <= unscaled
         elif node.is_own:
             of_own.add(node.name)
         elif node.stock in WITH_WEIGHTS:
             goes_on_unscaled = True
         else:
             (unscaled if inputs <= unscaled else of_own).add(node.name)
-    return ImageScaling(first, first is None or not (is_behind_own or goes_on_unscaled))
+    if first is None:
+        return ImageScaling(None)
+    if is_behind_own or goes_on_unscaled:
+        return ImageScaling(first.name, "follows a layer of its own, or other layers get the images unscaled")
+    return ImageScaling(first.name, doubt_of(scaling_of(nodes, first.inputs[0])))
 
 
-def image_scaling_before(nodes: Iterable[Node]) -> ImageScaling:
-    """Returns what earlier versions found, for their checkpoints, which do not say it."""
-    unscaled = {INPUT_NAME}
-    for node in nodes:
-        if not unscaled.isdisjoint(node.inputs):
-            if node.stock == "Rescaling":
-                return ImageScaling(node.name)
-            if node.stock in _PASSED_BEFORE:
-                unscaled.add(node.name)
-    return ImageScaling(None)
+_LARGE, _MODERATE = 20, 10
+"""Inputs of networks are moderate numbers; one whose 0..255 are large and whose 0..1 are not was made for 0..1."""
 
 
-def scaling_of(nodes: Iterable[Node]) -> Scaling:
-    """The scaling of the Rescaling layers that follow each other from the input on; 1 and 0 without any."""
-    factor, offset, source = np.float64(1), np.float64(0), INPUT_NAME
+def doubt_of(scaling: Scaling) -> str:
+    """Returns why a scaling may not be one of pixels of 0..255; "" if it is plausible for them.
+
+    A Normalization that was adapted to images of 0..1 makes numbers up to several hundred of pixels.
+    """
+    of_pixels, of_unit = (
+        [
+            float(end(np.float64(side) * scaling.factor + scaling.offset))
+            for side in sides
+            for end in (np.min, np.max)
+        ]
+        for sides in ((0, 255), (0, 1))
+    )
+    if max(map(abs, of_pixels)) <= _LARGE or max(map(abs, of_unit)) > _MODERATE:
+        return ""
+    ranges = [f"{min(ends):.4g} to {max(ends):.4g}" for ends in (of_pixels, of_unit)]
+    return f"makes {ranges[0]} of pixels of 0..255, and {ranges[1]} of 0..1"
+
+
+def scaling_of(nodes: Iterable[Node], source: str = INPUT_NAME) -> Scaling:
+    """The scaling of the Rescaling layers that follow each other from ``source`` on; 1 and 0 without any."""
+    factor, offset = np.float64(1), np.float64(0)
     for node in nodes:
         if node.inputs == [source] and node.stock == "Rescaling":
             scale, shift = (np.asarray(node.config.get(key, 0.0), np.float64) for key in ("scale", "offset"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NORMS = ("batch", "group", "none")
 NETWORK_FILES = (".keras", ".h5", ".hdf5")
-"""Extensions of files in which Keras saves a whole model."""
+"""Extensions of files in which Keras saves a whole model, or its weights."""
 LAYER_GRAPH = ".json"
 """Extension of a layer graph, which can only be planned."""
 SAVED_MODEL = "saved_model.pb"
@@ -493,12 +493,17 @@ def assumption(record: ModelRecord, image_size: Optional[Tuple[int, int]]) -> Op
 
 def is_own_name(name: str) -> bool:
     """Whether a network's name means a function in a Python file, or a file that Keras saved."""
-    return is_python_name(name) or (is_network_file(name) and not is_layer_graph(name))
+    return is_python_name(name) or is_keras_file(name)
+
+
+def is_keras_file(name: str) -> bool:
+    """Whether a file's name is that of a model or of weights that Keras saved."""
+    return name.lower().endswith(NETWORK_FILES)
 
 
 def is_network_file(name: str) -> bool:
     """Whether a network's name is that of a file that contains the network as data."""
-    return name.lower().endswith((*NETWORK_FILES, LAYER_GRAPH))
+    return is_keras_file(name) or is_layer_graph(name)
 
 
 def is_layer_graph(name: str) -> bool:

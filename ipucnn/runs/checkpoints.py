@@ -16,8 +16,7 @@ from ipucnn.config.options import RunConfig
 from ipucnn.datasets.base import DatasetInfo
 from ipucnn.errors import DataError
 from ipucnn.filesystem import Kind, entries, kind_of
-from ipucnn.models.keras_files import is_keras_file
-from ipucnn.models.registry import get_model, refuse_other_form
+from ipucnn.models.registry import get_model, is_keras_file, refuse_other_form
 from ipucnn.runs.folder import (
     BEST,
     CHECKPOINTS,
@@ -57,7 +56,7 @@ def keras_checkpoints(folder: Path) -> List[Path]:
     if any(is_checkpoint_name(path.name) for path in paths):
         return []
     return sorted(
-        (path for path in paths if is_keras_file(path)), key=lambda path: (epoch_of(path), path.name)
+        (path for path in paths if is_keras_file(path.name)), key=lambda path: (epoch_of(path), path.name)
     )
 
 

@@ -375,13 +375,19 @@ def _range_notes(context: RunContext, own: OwnNetwork) -> List[str]:
 
 
 def _frozen_notes(context: RunContext, own: OwnNetwork) -> List[str]:
-    """Returns a note if frozen layers keep weights that nobody trained."""
+    """Returns a note on the layers that the network itself freezes, and whether anybody trained their weights."""
     frozen = own.frozen_layers
-    if not frozen or context.weights is not None or context.checkpoint is not None:
+    if not frozen:
         return []
     named = ", ".join(map(shown_value, frozen[:3])) + (", ..." if len(frozen) > 3 else "")
+    layers = f"{len(frozen)} of {counted(own.num_weighted, 'layer')} with weights"
+    verb = "is" if len(frozen) == 1 else "are"
+    if context.weights is not None or context.checkpoint is not None:
+        return [
+            f"{shown_value(own.name)}: {layers} {verb} frozen (trainable=False), and not trained ({named})"
+        ]
     return [
-        f"{shown_value(own.name)}: {counted(len(frozen), 'layer')} frozen with the random weights that the seed gives "
+        f"{shown_value(own.name)}: {layers} {verb} frozen with the random weights that the seed gives "
         f"({named}); --weights begins with trained ones"
     ]
 

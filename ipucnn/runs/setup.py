@@ -133,9 +133,9 @@ def range_name(normalise: str, record: ModelRecord) -> str:
     scaling = ImageScaling(None) if record.own is None else record.own.image_scaling
     if not scaling.is_certain and not is_typed:
         raise ConfigurationError(
-            f"{shown_value(record.name)}: its layer {shown_value(scaling.layer)} may scale the images, but follows a "
-            "layer of its own, or other layers get the images unscaled",
-            "use --normalise raw if it takes pixels of 0..255, --normalise standard or unit if it does not",
+            f"{shown_value(record.name)}: its layer {shown_value(scaling.layer)} may scale the images, but "
+            f"{scaling.doubt}",
+            "use --normalise raw if it takes pixels of 0..255, --normalise unit if it takes 0..1, or standard",
         )
     rescaling = scaling.layer if scaling.is_certain else None
     name = normalise if is_typed else record.input_range if rescaling is None else "raw"

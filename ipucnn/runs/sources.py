@@ -21,13 +21,13 @@ from ipucnn.datasets.sources.in_memory import PREFIX
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import expand, shown
 from ipucnn.models.imagenet import NUM_CLASSES, check_has_weights, class_names
-from ipucnn.models.keras_files import is_keras_file
 from ipucnn.models.registry import (
     ModelRecord,
     check_buildable,
     check_same_network,
     find_network,
     get_model,
+    is_keras_file,
     list_models,
     refuse_other_form,
     saved_network,
@@ -434,7 +434,7 @@ def find_weights(named: WeightsArgument, reads_data: bool) -> Weights:
                 f"--checkpoint {which} is of {name}, not of {target}", f"ipucnn {command} {quoted(which)}"
             )
         return weights
-    if named.weights is None and is_keras_file(path):
+    if named.weights is None and is_keras_file(path.name):
         if "model_name" not in named.flags:
             if (path.parent / RECORD).is_file():
                 raise ConfigurationError(
@@ -473,7 +473,7 @@ def find_starting_weights(resolved: Resolved) -> Weights:
             f"--weights {given} does not exist",
             "give a checkpoint, a run folder, a weight file of Keras (.weights.h5, .h5, .keras), or imagenet",
         )
-    if is_keras_file(path):
+    if is_keras_file(path.name):
         return KerasFileWeights(resolved, path)
     if is_exported(path):
         raise DataError(
@@ -490,7 +490,7 @@ def stored_weights(resolved: Resolved, path: Path) -> StoredWeights:
     Raises:
         DataError: it cannot be read.
     """
-    if is_keras_file(path):
+    if is_keras_file(path.name):
         return KerasFileWeights(resolved, path)
     with _whole_facts(str(path)):
         return RunWeights(resolved, TrainedRun(None, resolved.config, load_checkpoint(path), path))
@@ -566,7 +566,7 @@ def task_of(named: WeightsArgument) -> Optional[str]:
             return "classification"
         if weights is not None or (named.which is not None and _is_network(target)):
             return get_model(target).task
-        if is_keras_file(path):
+        if is_keras_file(path.name):
             return get_model(str(named.flags["model_name"])).task
         if is_exported(path):
             return get_model(read_exported(path).record.model).task
@@ -668,7 +668,7 @@ def _refuse_data(named: WeightsArgument) -> None:
 def _of_keras_file(named: WeightsArgument, weights: str, reads_data: bool) -> Weights:
     path = expand(weights)
     refuse_other_form(path)
-    if not is_keras_file(path):
+    if not is_keras_file(path.name):
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {named.command} {quoted(weights)}",

@@ -180,6 +180,8 @@ class TrainingRun:
         context, frozen = self.context, ()  # type: RunContext, Tuple[str, ...]
         if context.config.freeze is not None:
             frozen = freeze_layers(model, context.config.freeze, self.fresh_weights > 0)
+        if context.record.own is not None and context.config.training:
+            context.record.own.check_trained(model, self.fresh_weights > 0)
         splits, origin = splits_of_run(context.program, model, context.resolved, context.saved_program)
         return Layers(splits, origin, frozen)
 

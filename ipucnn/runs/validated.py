@@ -6,7 +6,7 @@ from typing import List, Tuple
 from ipucnn.aliases import KerasModel
 from ipucnn.errors import DataError
 from ipucnn.filesystem import entries
-from ipucnn.models.keras_files import is_keras_file
+from ipucnn.models.registry import is_keras_file
 from ipucnn.runs.checkpoints import epoch_of, keras_checkpoints
 from ipucnn.runs.context import RunContext
 from ipucnn.runs.folder import BEST, LAST, is_checkpoint_name
@@ -46,7 +46,7 @@ def list_validated(
         try:
             weights = stored_weights(context.resolved, path)
         except DataError as error:
-            if is_keras_file(path):
+            if is_keras_file(path.name):
                 raise
             bad.append(error.message)
             continue

@@ -18,7 +18,7 @@ from ipucnn.filesystem import shown
 from ipucnn.models.blueprint import Node
 from ipucnn.models.keras_files import has_statistics, read_model, read_statistics
 from ipucnn.models.own import model_in_file
-from ipucnn.models.preprocessing import preprocessing_of, scaling_of
+from ipucnn.models.preprocessing import doubt_of, preprocessing_of, scaling_of
 from ipucnn.models.registry import ModelRecord, find_network
 from ipucnn.planning.network import InputShape
 from ipucnn.runs.setup import Setup, SomeSetup, range_name
@@ -121,7 +121,13 @@ def take_over(setup: SomeSetup, path: Path, scaling: Scaling) -> Tuple[SomeSetup
     present = _as_scaling(setup.input_range)
     if present is not None and present.equals(scaling):
         return setup, []
-    name = setup.record.name
+    name, doubt = setup.record.name, doubt_of(scaling)
+    if doubt:
+        hint = _own_network(path, "save the model with a Rescaling(1 / 255) in front")
+        unit = " --normalise unit, if it takes images of 0..1" if holds_network(path) else ""
+        raise ConfigurationError(
+            f"the model in {shown(path)} scales its images to {_text(scaling)}, which {doubt}", hint + unit
+        )
     if setup.resolved.origins["normalise"].by_user:
         raise ConfigurationError(
             f"the model in {shown(path)} scales its images to {_text(scaling)}, and --normalise "

@@ -137,6 +137,11 @@ def built(text, shape=(6, 6, 2), classes=3, name="net.py", **options):
     return record, build_model(record, BuildOptions(shape, classes, **options))
 
 
+def saved(shape, *layers):
+    """Returns a network as a checkpoint has it."""
+    return {"input_shape": list(shape), "layers": list(layers), "samples": {}, "scaled_by": None}
+
+
 def weights_of(model):
     """Returns the values of a model's weights, by name."""
     return {name: weight.numpy() for name, weight in named_weights(model).items()}

@@ -82,6 +82,7 @@ from ipucnn.datasets.segmentation.masks import (
     IGNORE,
     MOST_FOUND,
     TABLE,
+    TWO_VALUES,
     MaskClasses,
     MaskSet,
     check_no_objects,
@@ -290,7 +291,8 @@ def classes_of_masks(found: Found, masks: Mapping[Pair, Mask]) -> MaskClasses:
         of_each.append(present)
         values.update(present)
     subject = f"the masks of {printable(str(found.location))}"
-    check_no_objects(of_each, subject)
+    command = f": {_copied_pairs(found, 'two-values')}" if found.name == "imagemasks" else ""
+    check_no_objects(of_each, subject, TWO_VALUES + command)
     try:
         classes = classes_of_values(sorted(values), f"{subject} have together")
     except DataError as error:
@@ -505,10 +507,10 @@ def _check_no_named_parts(found: Found, sides: Tuple[_Files, _Files]) -> None:
         )
 
 
-def _copied_pairs(found: Found) -> str:
+def _copied_pairs(found: Found, how: str = "pairs") -> str:
     """Returns the command for a hint that copies pairs, see ``sorting.copies_of_set``."""
-    target = new_folder(found.location, "pairs")
-    return f"{SORTING} pairs {quoted(target)} {quoted(found.location)}; then pass --dataset {quoted(target)}"
+    target = new_folder(found.location, how)
+    return f"{SORTING} {how} {quoted(target)} {quoted(found.location)}; then pass --dataset {quoted(target)}"
 
 
 def num_held_out(count: int) -> int:

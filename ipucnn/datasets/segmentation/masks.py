@@ -38,6 +38,8 @@ TABLE_HINT = (
     f"say in DIR/{TABLE} which value is which class, one per line: '0 background', '128 nucleus', ..."
 )
 
+TWO_VALUES = "save them as PNG of two values, 255 where a value is above 127 and 0 elsewhere"
+"""What to do with masks of two classes that have smoothed edges."""
 ONE_CLASS = f"write two lines into DIR/{TABLE}: '0 background' and '* object'"
 """How to make all objects that masks number one class."""
 
@@ -445,27 +447,27 @@ def other_values(classes: MaskClasses, masks: Iterable[np.ndarray]) -> List[str]
     return [text]
 
 
-def check_no_objects(masks: Sequence[Sequence[int]], subject: str) -> None:
+def check_no_objects(masks: Sequence[Sequence[int]], subject: str, two_values: str = TWO_VALUES) -> None:
     """Rejects masks without a table that seem to number objects: some have other numbers of values than others.
 
     Args:
         masks: the distinct values of each mask.
         subject: subject and verb of the message: "the masks of DIR".
+        two_values: how to make masks with smoothed edges black and white.
 
     Raises:
         DataError: the numbers of values differ, and there are more than two values.
     """
     counts = [len(values) for values in masks]
-    if len({value for values in masks for value in values if value}) < 2 or len(set(counts)) == 1:
-        return
     if have_grey_edges(masks):
         raise DataError(
-            f"{subject} have from {min(counts)} to {max(counts)} different values up to 255, as masks with grey edges "
+            f"{subject} have up to {max(counts)} different values between black and white, as masks with grey edges "
             "have (saved as JPEG, or smoothed)",
-            f"save them as PNG of two values, 255 where a value is above 127 and 0 elsewhere; if the values are "
-            f"objects, {ONE_CLASS}; if they are classes, name each of them there",
+            f"{two_values}; if the values are objects, {ONE_CLASS}; if they are classes, name each of them there",
             "mask-values",
         )
+    if len({value for values in masks for value in values if value}) < 2 or len(set(counts)) == 1:
+        return
     raise DataError(
         f"{subject} have from {min(counts)} to {max(counts)} different values, as masks that number single objects "
         "have (Cellpose, StarDist); the network tells classes apart, not objects",
