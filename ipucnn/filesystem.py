@@ -19,6 +19,7 @@ What is more than ``pathlib`` has one of these reasons:
 import codecs
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -407,6 +408,14 @@ def new_folder(folder: Path, ending: str) -> Path:
     place = folder if folder.name not in ("", "..") else real(folder)
     names = (f"{place.name}-{ending}{number}" for number in ("", *map(str, range(2, 100))))
     return next(place.with_name(name) for name in names if not os.path.lexists(place.with_name(name)))
+
+
+def new_file(path: Path) -> Path:
+    """Returns a path at which there is nothing: the given one, or with a number behind its stem."""
+    names = itertools.chain(
+        [path], (path.with_name(f"{path.stem}-{k}{path.suffix}") for k in itertools.count(2))
+    )
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:

@@ -1022,49 +1022,45 @@ def test_the_weights_of_a_model_in_a_model_are_read_from_hdf5(lines):
     np.testing.assert_allclose(np.asarray(model(images)), np.asarray(theirs(images)), rtol=1e-5)
 
 
-def of_five_classes(name, freezes):
-    """Saves a network of digits with five classes, the layers of which are frozen from ``freezes`` on."""
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(2, 3, name="conv"),
-            layers.Flatten(),
-            layers.Dense(5, name="head"),
-        ]
-    )
+def save_frozen(name, num_classes, freezes):
+    """Saves a network of digits whose layers are frozen, those of the slice ``freezes``."""
+    model = keras.Sequential([
+        keras.Input((8, 8, 1)), layers.Conv2D(2, 3, name="conv"),
+        layers.Flatten(), layers.Dense(num_classes, name="head"),
+    ])  # fmt: skip
     for layer in model.layers[freezes]:
         layer.trainable = False
     model.save(name)
 
 
-def test_a_network_whose_layers_are_all_frozen_is_not_trained(run, succeeds):
-    of_five_classes("frozen.h5", slice(None))
-    words = ("--dataset", "digits", "--limit-train", 64, "--limit-eval", 9, "--num-epochs", 1)
+def test_a_network_whose_layers_are_all_frozen_is_not_trained(run):
+    save_frozen("frozen.h5", 10, slice(None))
     Path("net.py").write_text(
         "from tensorflow import keras\ndef build(shape, classes):\n    model = keras.Sequential([keras.Input(shape), "
         "keras.layers.Flatten(), keras.layers.Dense(classes)])\n    model.trainable = False\n    return model\n"
     )
+    reason = "with weights are frozen: nothing is left to train"
+    file = "frozen.h5 --weights frozen.h5"
     check_refused(
         run,
-        Refusal(
-            "net.py:build", "all 1 layer with weights are frozen: nothing is left to train", "in the function"
-        ),
-        command=("train", *words, "--run-dir", "run"),
+        Refusal("net.py:build", f"all 1 layer {reason}", "in the function"),
+        Refusal(file, f"all 2 layers {reason}", "m.trainable = True; m.save('frozen-2.h5')"),
+        command=("train", "--dataset", "digits", "--run-dir", "run"),
     )
-    code, _, err = run("train", "frozen.h5", *words, "--freeze", "conv", "--dry-run", columns=2000)
-    assert code == 0 and "is new: it gives 10 logits" in err and "it is trained, and was frozen" in err
-    assert "note: frozen.h5: 1 of 2 layers with weights is frozen with the random weights" in err
 
 
 def test_what_a_file_freezes_is_said_beside_its_weights(succeeds):
-    of_five_classes("partly.h5", slice(1))
-    err = trained_lightly(
-        succeeds, "partly.h5", "--weights", "partly.h5", "--dataset", "digits", "--run-dir", "run"
-    )
+    save_frozen("ten.h5", 10, slice(1)), save_frozen("five.h5", 5, slice(None))
+    words = ("--dataset", "digits", "--run-dir")
+    err = trained_lightly(succeeds, "ten.h5", "--weights", "ten.h5", *words, "ten")
     assert (
-        "note: partly.h5: 1 of 2 layers with weights is frozen (trainable=False), and not trained (conv)"
-        in err
+        "note: ten.h5: 1 of 2 layers with weights is frozen (trainable=False), and not trained (conv)" in err
     )
+    err = trained_lightly(succeeds, "five.h5", "--weights", "five.h5", *words, "five")
+    assert (
+        "gives 10 logits, one for each class of the data, in place of 5; it is trained, and was frozen" in err
+    )
+    assert "five.h5: 1 of 2 layers with weights is frozen" in err
 
 
 def test_a_network_of_images_without_channels_computes_what_keras_does(succeeds):

@@ -33,7 +33,7 @@ import numpy as np
 
 from ipucnn.aliases import KerasConfig, KerasLayer, KerasModel, KerasVariable, PlainValue, Tensor, TfVariable
 from ipucnn.errors import ConfigurationError, DataError, UserError, text_of
-from ipucnn.filesystem import read_bytes, shown
+from ipucnn.filesystem import new_file, read_bytes, shown
 from ipucnn.models.blueprint import (
     INPUT_LAYER,
     INPUT_NAME,
@@ -359,9 +359,9 @@ class OwnNetwork:
             return
         hint = "set trainable = True for the layers to train, in the function"
         if self.make is None:
-            new = self.name[: -len(Path(self.name).suffix)] + "-trained.keras"
+            new = str(new_file(Path(self.name).with_suffix(".h5")))
             line = (
-                f"from tensorflow import keras; m = keras.models.load_model({self.name!r}); m.trainable = True; "
+                f"from tensorflow.keras import models; m = models.load_model({self.name!r}); m.trainable = True; "
                 f"m.save({new!r})"
             )
             hint = f"make a file whose layers are trained: python -c {quoted(line)}"

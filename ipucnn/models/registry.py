@@ -7,7 +7,6 @@ imported when the network is built.
 import fnmatch
 import functools
 import importlib
-import itertools
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ipucnn.aliases import PlainValue
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
-from ipucnn.filesystem import expand, read_text, shown
+from ipucnn.filesystem import expand, new_file, read_text, shown
 from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
 from ipucnn.text import counted, quoted, shown_value
 
@@ -389,9 +388,7 @@ def refuse_other_form(path: Path) -> None:
     whole = path if path.name else path.absolute()
     stem = (whole.stem if whole.is_file() else whole.name) or "model"
     # A file of that name may have the weights of the same model.
-    ends = itertools.chain([""], (f"-{k}" for k in itertools.count(2)))
-    names = (whole.parent / f"{stem}{end}.h5" for end in ends)
-    new = next(name for name in names if not os.path.lexists(name))
+    new = new_file(whole.parent / f"{stem}.h5")
     source, target = (json.dumps(str(one), ensure_ascii=False) for one in (path, new))
     line = quoted(f"from tensorflow.keras import models; models.{read.format(source)}.save({target})")
     raise DataError(f"{shown(path)} is {what}", f"{how}: python -c {line}")
