@@ -1312,86 +1312,62 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> Op
             "drop it; kernel_regularizer='l2' keeps weights small, and so does --weight-decay",
         )
     made: KerasLayer = None
-    outputs: Optional[List[np.ndarray]] = None
-    sample = None
+    samples: List[LayerSample] = []
     with seeded_generators(0, "made again"), contextlib.suppress(Exception):
-        made, outputs = _remade(node, layer)
-        sample = _sample_of(layer)
-    if outputs is None:
-        return None
-    is_same = len(outputs) == 2 and np.allclose(outputs[0], outputs[1], 1e-4, 1e-6, equal_nan=True)
-    if not is_same or len(made.trainable_weights) != len(layer.trainable_weights):
+        made = type(layer).from_config({**node.config, "name": layer.name})
+        images = _drawn_images(layer)
+        made(images)
+        samples = [_sample_of(one, images) for one in (layer, layer, made)]
+    if not samples or samples[0] != samples[1]:
+        return None  # it does not repeat what it computes
+    shapes, kinds = (
+        [[tuple(one.shape) for one in which.weights] for which in (layer, made)],
+        [len(which.trainable_weights) for which in (layer, made)],
+    )
+    if shapes[0] != shapes[1] or kinds[0] != kinds[1] or _differ(samples[0], samples[2]):
         raise ConfigurationError(
             f"{what} is another layer when it is made again from what its get_config returns",
             "let get_config return every argument of __init__, and set weights and trainable in __init__ or build",
         )
-    given = outputs[1]
+    given = samples[0].outputs[:_SAMPLED]
     # Random pixels and weights give logits that are small, but not all of them within 0 and 1.
-    if is_last and given.ndim == 2 and (given >= 0).all() and (given <= 1).all():
+    if is_last and len(layer.output.shape) == 2 and min(given) >= 0 and max(given) <= 1:
         raise ConfigurationError(
             f"{what}, its last layer, gives probabilities, and training takes logits",
             "leave out the softmax or sigmoid: training and evaluation have their own softmax",
         )
-    return sample
-
-
-def _sample_of(layer: KerasLayer) -> Optional[LayerSample]:
-    """What a layer computes with weights that follow from their names; its own weights are overwritten.
-
-    No sample of numbers that are not finite.
-    """
-    images = _drawn_images(layer)
-    weights = weights_of(layer)
-    layer.set_weights(
-        [
-            np.random.default_rng(zlib.crc32(name.encode()))
-            .uniform(0.1, 0.9, weight.shape)
-            .astype(np.float32)
-            for name, weight in weights.items()
-        ]
-    )
-    outputs = [layer(images)]
-    if "training" in inspect.signature(layer.call).parameters:
-        outputs.append(layer(images, training=True))
-    flat = [np.asarray(output, np.float64).reshape(-1) for output in outputs]
-    numbers = np.concatenate([one[np.linspace(0, len(one) - 1, _SAMPLED, dtype=int)] for one in flat])
-    if not np.isfinite(numbers).all():
-        return None
-    # Rounded, because machines differ in the last digits.
-    shapes = tuple(tuple(map(int, one.shape)) for one in _tensors(images))
-    return LayerSample(shapes, tuple(float(f"{number:.5g}") for number in numbers))
+    return samples[0]
 
 
 def _drawn_images(layer: KerasLayer) -> Any:
     """Random tensors for a layer to compute, as it takes them: one, or a list; a side of any size is _ANY_SIDE."""
     rng = np.random.default_rng(0)
     is_list = isinstance(layer.input, (list, tuple))
-    values = [
-        np.float32(rng.normal(size=(2, *(_ANY_SIDE if n is None else n for n in tensor.shape[1:]))))
-        for tensor in (layer.input if is_list else [layer.input])
+    shapes = [
+        (2, *(_ANY_SIDE if n is None else n for n in tensor.shape[1:])) for tensor in _tensors(layer.input)
     ]
+    values = [np.float32(rng.normal(size=shape)) for shape in shapes]
     return values if is_list else values[0]
 
 
-def _remade(node: Node, layer: KerasLayer) -> Tuple[KerasLayer, Optional[List[np.ndarray]]]:
-    """A layer that is made again of its configuration, and what both compute with the same weights.
-
-    Returns:
-        The new layer, and the outputs of both; no outputs if their weights have other shapes, and None if the layer
-        does not repeat its own.
-    """
-    rng = np.random.default_rng(1)
-    images = _drawn_images(layer)
-    made = type(layer).from_config({**node.config, "name": layer.name})
-    made(images)
-    shapes = [[tuple(weight.shape) for weight in one.weights] for one in (layer, made)]
-    if shapes[0] != shapes[1]:
-        return made, []
-    drawn = [np.float32(rng.uniform(0.1, 0.9, shape)) for shape in shapes[0]]
-    for one in (layer, made):
-        one.set_weights(drawn)
-    first, again, other = (np.asarray(one(images)) for one in (layer, layer, made))
-    return made, [first, other] if np.array_equal(first, again, equal_nan=True) else None
+def _sample_of(layer: KerasLayer, images: Any) -> LayerSample:
+    """What a layer computes with weights that follow from their names; its own weights are overwritten."""
+    drawn = [
+        np.random.default_rng(zlib.crc32(name.encode())).uniform(0.1, 0.9, weight.shape)
+        for name, weight in weights_of(layer).items()
+    ]
+    layer.set_weights([np.float32(values) for values in drawn])
+    outputs = [layer(images)]
+    if "training" in inspect.signature(layer.call).parameters:
+        outputs.append(layer(images, training=True))
+    flat = [np.asarray(output, np.float64).reshape(-1) for output in outputs]
+    numbers = np.concatenate([one[np.linspace(0, len(one) - 1, _SAMPLED, dtype=int)] for one in flat])
+    # Rounded, because machines differ in the last digits; numbers that are not finite are no sample.
+    finite = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
+    return LayerSample(
+        tuple(tuple(map(int, one.shape)) for one in _tensors(images)),
+        tuple(float(f"{number:.5g}") for number in finite),
+    )
 
 
 def _exchange(blueprint: Blueprint, model: KerasModel, name: str) -> None:
