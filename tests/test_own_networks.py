@@ -294,7 +294,9 @@ def test_a_layer_of_its_own_that_computes_something_else_than_in_training_is_ref
     Path("factor.txt").write_text("2.1")
     error = "has layer 'scaled', which computes something else than it did in training"
     check_raises(ConfigurationError, error, "bring back what its function read", evaluated)
-    assert find_network("net.py:build").own.changes_since(data, "it") == []  # it is not called yet
+    started = find_network("net.py:build")
+    build_model(started, BuildOptions((6, 6, 2), 3))
+    assert started.own.changes_since(data, "it") == [f"net.py:build {error}"]
 
 
 def test_settings_that_name_objects_for_keras_to_import_are_refused():
@@ -514,7 +516,9 @@ def test_the_range_of_images_and_frozen_random_weights_are_said(report):
         "no layer of Keras scales its images, so they come in the range standard (minus the mean, over the standard "
         "deviation); --normalise raw gives pixels of 0..255, unit 0..1"
     )
-    assert kept.startswith("2 layers frozen with the random weights that the seed gives (base_conv2d")
+    assert kept.startswith(
+        "2 of 3 layers with weights are frozen with the random weights that the seed gives (base_conv2d"
+    )
     plain = network("x = layers.Conv2D(2, 3)(images)")
     for name in ("unit", "tf", "raw", "torch", "image"):
         assert report("train", write(plain), *words, "--normalise", name)["notes"] == [], name

@@ -490,7 +490,7 @@ def test_a_function_with_the_name_of_an_activation_is_refused():
 
 ZOO = {
     "rescaling": ["x = layers.Rescaling(1 / 255)(images)", "x = layers.Conv2D(4, 3, activation='gelu')(x)"],
-    "per channel": ["x = layers.Rescaling([0.1, 0.2], offset=[1.0, -3.0])(images)", "x = layers.Conv2D(4, 3)(x)"],
+    "per channel": ["x = layers.Rescaling([0.01, 0.02], offset=[1.0, -3.0])(images)", "x = layers.Conv2D(4, 3)(x)"],
     "both": ["x = layers.Rescaling(1 / 255)(images)",
              "x = layers.Normalization(mean=[0.4, 0.5], variance=[0.04, 0.09])(x)", "x = layers.Conv2D(4, 3)(x)"],
     "one number": ["x = layers.Normalization(axis=None, mean=20.0, variance=400.0)(images)",
@@ -500,7 +500,7 @@ ZOO = {
     "after flatten": ["x = layers.Rescaling(1 / 255)(layers.Flatten()(images))"],
     "divided": ["x = layers.Conv2D(4, 3)(images / 255.0)"],
     "preprocess_input": ["x = layers.Conv2D(4, 3)(keras.applications.mobilenet_v2.preprocess_input(images))"],
-    "a number first": ["x = layers.Conv2D(4, 3, use_bias=False)(1.0 - images)"],
+    "a number first": ["x = layers.Conv2D(4, 3, use_bias=False)((1.0 - images) * 0.01)"],
     "a number per channel": ["x = layers.Conv2D(4, 3)((images - np.float32([3, 5])) * 0.01 + 2)"],
     "classes of Keras 2.6 and 3": ["x = layers.Conv2D(4, 3)((images / 127.5 - 1.0) * np.float32([2, 3]))"],
     "slopes": ["x = layers.LeakyReLU()(layers.Conv2D(4, 3)(images))", "x = layers.ELU(0.5)(x)",
@@ -1044,7 +1044,7 @@ def test_a_network_whose_layers_are_all_frozen_is_not_trained(run):
     check_refused(
         run,
         Refusal("net.py:build", f"all 1 layer {reason}", "in the function"),
-        Refusal(file, f"all 2 layers {reason}", "m.trainable = True; m.save('frozen-2.h5')"),
+        Refusal(file, f"all 2 layers {reason}", 'm.trainable = True; m.save("frozen-2.h5")'),
         command=("train", "--dataset", "digits", "--run-dir", "run"),
     )
 

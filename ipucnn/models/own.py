@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import json
 import random
 import zlib
 from collections import Counter
@@ -359,12 +360,12 @@ class OwnNetwork:
             return
         hint = "set trainable = True for the layers to train, in the function"
         if self.make is None:
-            new = str(new_file(Path(self.name).with_suffix(".h5")))
-            line = (
-                f"from tensorflow.keras import models; m = models.load_model({self.name!r}); m.trainable = True; "
-                f"m.save({new!r})"
+            old, new = (
+                json.dumps(str(path)) for path in (self.name, new_file(Path(self.name).with_suffix(".h5")))
             )
-            hint = f"make a file whose layers are trained: python -c {quoted(line)}"
+            load = f"from tensorflow.keras import models; m = models.load_model({old})"
+            line = quoted(f"{load}; m.trainable = True; m.save({new})")
+            hint = f"make a file whose layers are trained: python -c {line}"
         reason = f"all {counted(len(weighted), 'layer')} with weights are frozen: nothing is left to train"
         if trained:
             reason = f"its last layer, {weighted[-1].name}, is frozen, and new, as the weights are of other classes"
