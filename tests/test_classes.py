@@ -19,6 +19,9 @@ NAMES = ("Bee", "ant", "café")
 RNG = np.random.RandomState(5)
 
 
+TEXT_ORDER = tuple(sorted(map(str, range(11))))
+
+
 def matched(names, trained):
     return classes.match(names, trained, "other", "run", "take its own")
 
@@ -35,7 +38,9 @@ def matched(names, trained):
         (("0", "1", "2"), NAMES, (0, 1, 2), "compared by number with the network's, Bee, ant, café"),
         (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run have numbers for names"),
         (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by number"),
-        (("0", "1", "10", "2"), ("",) * 4, (0, 1, 2, 3), "those of other, 0, 1, 10, 2, are compared by number"),
+        (("0", "1", "10", "2"), ("",) * 4, (0, 1, 2, 3), "those of other, 0, 1, 10, 2, are compared by position"),
+        (TEXT_ORDER, ("",) * 11, (0, 1, 10, *range(2, 10)), "of run have no names: those of other, 0, 1, 10, 2, 3,"),
+        (("02", "00", "01"), ("",) * 3, (2, 0, 1), "compared by number"),
         (NAMES, ("1", "2", "3"), (0, 1, 2), "the classes of run have numbers for names"),
         (("background", "foreground"), ("membrane", "cell"), (0, 1), "compared by number"),
         (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by number"),
@@ -47,7 +52,7 @@ def matched(names, trained):
 def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, trained, labels, note):
     found = matched(names, trained)
     assert found.labels == labels and note in found.note and bool(found.note) == bool(note)
-    assert found.by_number == ("compared by number" in found.note)
+    assert found.by_number == ("are compared by " in found.note)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,7 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
     [
         (("ant", "bee", "café"), NAMES, "does not know: bee; its classes are ant, bee, café, and the network's are "
          "Bee, ant, café", "if they are the same classes, rename bee to Bee"),
+        (("1", "10", *"23456789"), ("",) * 10, "count from 1", "from 0, or ImageNet's identifiers"),
         (("b", "c", "d"), ("a", "b", "c"), "does not know: d;", "images of the network's classes"),
         (("0", "1", "2", "3"), NAMES, "run has 3 classes, data set other has 4: its classes are 0, 1, 2, 3, and the "
          "network's are Bee, ant, café", "take its own"),

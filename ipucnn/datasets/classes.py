@@ -78,6 +78,19 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     if not unknown:
         labels = tuple(known[_form(name)] for name in names)
         return Matched(labels, _note_of_names(labels, names, trained, dataset))
+    numbers = _numbers(names)
+    if numbers and not any(trained) and len(names) == len(trained) and numbers != list(range(len(names))):
+        if min(numbers) == 1:
+            raise DataError(
+                f"the classes of data set {dataset} count from 1, those of {network} have no names and count from 0, "
+                "and the same number may be another class, as ILSVRC's are in Keras",
+                "give the classes the network's numbers from 0, or ImageNet's identifiers, such as n01440764",
+                "unknown-class",
+            )
+        note = (
+            f"the classes of {network} have no names: those of {dataset}, {_listed(names)}, are its numbers"
+        )
+        return Matched(tuple(numbers), note, True)
     if are_numbers(names) or are_numbers(trained):
         # Arrays without the last classes.  Of a network without names, only the number of classes can be compared.
         may_lack = are_numbers(names) and (any(trained) or len(names) == 1)
@@ -102,7 +115,8 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         ours = dataset if nameless == dataset else f"{dataset}, {_listed(names)},"
         theirs = f", {_listed(trained)}" if any(trained) else ""
         what = _namelessness(names if nameless == dataset else trained)
-        note = f"the classes of {nameless} {what}: those of {ours} are compared by number with the network's"
+        how = "number" if numbers or not all(map(str.isdigit, names)) else "position"
+        note = f"the classes of {nameless} {what}: those of {ours} are compared by {how} with the network's"
         return Matched(tuple(range(len(names))), note + theirs, True)
     raise DataError(
         f"data set {dataset} has classes that {network} does not know: {_listed(unknown)}; its classes are "
@@ -110,6 +124,14 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         _spelling(unknown, trained) or "give images of the network's classes, under the same names",
         "unknown-class",
     )
+
+
+def _numbers(names: Sequence[str]) -> List[int]:
+    """Returns what names say that count from 0 or 1, in whatever order (0, 1, 10, 11, ..., 2); nothing of others."""
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return []
+    numbers = list(map(int, names))
+    return numbers if sorted(numbers) in ([*range(len(names))], [*range(1, len(names) + 1)]) else []
 
 
 def order_note(names: Sequence[str], dataset: str, network: str) -> List[str]:
