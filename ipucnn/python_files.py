@@ -16,13 +16,14 @@ import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import Kind, entries, expand, kind_of, read_bytes, shown
 from ipucnn.text import printable, quoted, shown_value
 
 MAX_BYTES = 2**24
+_PREFIX = "ipucnn_own_"
 MODELS_GROUP = "ipucnn.models"
 """Group of the entry points of installed packages that make networks, with functions like those of Python files."""
 _NAME = re.compile(r"(?s)(.*\.py):([^/\\:]*)")
@@ -78,10 +79,9 @@ class OwnFunction:
         hint = "fix the package that offers it"
         if self.path is not None:
             hint = "fix that line; docs/own-networks.md says what the function is given"
-            # Last, so that files there cannot replace modules of Python or of installed packages.
-            sys.path.append(str(self.path.parent))
+        beside = contextlib.nullcontext() if self.path is None else _beside(self.path.parent)
         try:
-            with contextlib.redirect_stdout(sys.stderr), _no_arguments(self.name):
+            with contextlib.redirect_stdout(sys.stderr), _surroundings(self.name), beside:
                 function = self.load()
                 if callable(function):
                     return function(*arguments)
@@ -89,27 +89,71 @@ class OwnFunction:
             raise
         except (Exception, SystemExit) as error:
             raise own_code_failed(error, self.name, self.path, hint) from error
-        finally:
-            if self.path is not None:
-                with contextlib.suppress(ValueError):
-                    sys.path.remove(str(self.path.parent))
         raise ConfigurationError(f"{shown_value(self.name)} is not a function", "define it with def")
 
 
+_Stamp = Tuple[int, int]
+_imported: Dict[Path, Dict[str, Tuple[types.ModuleType, _Stamp]]] = {}
+"""The modules that files of a folder imported from it, and their stamps at that time."""
+
+
 @contextlib.contextmanager
-def _no_arguments(name: str) -> Iterator[None]:
-    """Hides the command line from the user's code, which may read it with argparse."""
-    given, sys.argv = sys.argv, [name]
+def _beside(folder: Path) -> Iterator[None]:
+    """Lets a user's file import modules of its folder, and no module of this name of another file's folder.
+
+    A module that was edited is imported again, and so is the file.
+    """
+    mine = _imported.setdefault(folder, {})
+    if any(_stamp(module) != stamp for module, stamp in mine.values()):
+        _module.cache_clear()
+        for name in mine:
+            sys.modules.pop(name, None)
+        mine.clear()
+    for name, module in [(name, module) for kept in _imported.values() for name, (module, _) in kept.items()]:
+        first = folder / name.partition(".")[0]
+        if sys.modules.get(name) is module and (first.is_dir() or first.with_suffix(".py").is_file()):
+            del sys.modules[name]
+    sys.modules.update({name: module for name, (module, _) in mine.items()})
+    former = set(sys.modules)
+    # Last, so that files there cannot replace modules of Python or of installed packages.
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        for name in {*sys.modules} - former:
+            file = getattr(sys.modules[name], "__file__", None)
+            first = folder / name.partition(".")[0]
+            # Not of an environment that lies in the folder.
+            if file is not None and {first, first.with_suffix(".py")} & {Path(file), *Path(file).parents}:
+                mine[name] = sys.modules[name], _stamp(sys.modules[name])
+
+
+def _stamp(module: types.ModuleType) -> _Stamp:
+    """Size and time of change of a module's file, by which an edited one is known; zeros of a file that is gone."""
+    try:
+        stat = os.stat(module.__file__ or "")
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _surroundings(name: str) -> Iterator[None]:
+    """Hides the command line from the user's code, which may read it with argparse; the current folder stays."""
+    given, sys.argv, folder = sys.argv, [name], os.getcwd()
     try:
         yield
     finally:
         sys.argv = given
+        os.chdir(folder)
 
 
 @functools.lru_cache(maxsize=None)
 def _module(path: Path, code: types.CodeType, sha256: str) -> types.ModuleType:
     """Runs the file as a module, once for all of its functions, because Keras refuses to register a layer twice."""
-    module = types.ModuleType(f"ipucnn_own_{path.stem}_{sha256[:12]}")
+    module = types.ModuleType(f"{_PREFIX}{path.stem}_{sha256[:12]}")
     module.__file__ = str(path)
     # Data classes, pickle and Keras look up the module of a class here.
     sys.modules[module.__name__] = module
@@ -207,7 +251,20 @@ def entry_points(group: str) -> Dict[str, OwnFunction]:
     installed: Any = metadata.entry_points()
     # Up to Python 3.9 it is a dictionary by group.
     entries = installed.select(group=group) if hasattr(installed, "select") else installed.get(group, ())
-    return {
-        entry.name: OwnFunction(entry.name, hashlib.sha256(entry.value.encode()).hexdigest(), entry.load)
-        for entry in sorted(entries, key=lambda entry: str(entry.name))
-    }
+    values: Dict[str, Dict[str, Callable[[], Any]]] = {}
+    for entry in sorted(entries, key=lambda entry: str(entry.name)):
+        values.setdefault(entry.name, {})[entry.value] = entry.load
+    return {name: _offered(name, loads) for name, loads in values.items()}
+
+
+def _offered(name: str, loads: Dict[str, Callable[[], Any]]) -> OwnFunction:
+    """The function that a package offers; one that several offer raises an error when it is loaded."""
+
+    def refuse() -> None:
+        raise ConfigurationError(
+            f"{shown_value(name)} is offered by several installed packages: {', '.join(sorted(loads))}",
+            "uninstall the others",
+        )
+
+    value, load = next(iter(loads.items()))
+    return OwnFunction(name, hashlib.sha256(value.encode()).hexdigest(), load if len(loads) == 1 else refuse)

@@ -405,6 +405,28 @@ def test_late_imports_of_a_function_are_resolved(tmp_path):
     assert model.layers[1].filters == 5 and str(tmp_path) not in sys.path
 
 
+def test_each_file_imports_the_modules_of_its_own_folder():
+    """Also a file whose folder another one shares a name with, and also after an edit."""
+    for folder, number in (("a", 1), ("b", 2)):
+        os.mkdir(folder)
+        Path(folder, "neighbour.py").write_text(f"NUMBER = {number}\n")
+        Path(folder, "file.py").write_text("from neighbour import NUMBER\ndef number():\n    return NUMBER\n")
+    assert [find_function(f"{folder}/file.py:number", "")() for folder in ("a", "b", "a")] == [1, 2, 1]
+    Path("a", "neighbour.py").write_text("NUMBER = 10 + 1\n")
+    assert [find_function(f"{folder}/file.py:number", "")() for folder in ("a", "b")] == [11, 2]
+    assert "neighbour" not in sys.modules or sys.modules["neighbour"].NUMBER == 2
+
+
+def test_a_file_that_changes_the_current_folder_moves_no_run():
+    os.mkdir("nets")
+    Path("nets", "net.py").write_text(
+        "import os\nos.chdir(os.path.dirname(__file__))\ndef f():\n    return os.getcwd()\n"
+    )
+    folder = os.getcwd()
+    assert find_function("nets/net.py:f", "")() == os.path.join(folder, "nets")
+    assert os.getcwd() == folder
+
+
 def test_file_of_network_and_data_is_executed_once(capfd):
     """Keras 2.6 refuses classes that are registered twice, so the file must run once."""
     Path("both.py").write_text(
@@ -433,12 +455,23 @@ def test_packages_provide_networks_and_data(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[ipucnn.models]\nmine-net = offered:build\nmine-gone = not_offered:build\n"
+        "[ipucnn.models]\nmine-net = offered:build\nmine-gone = not_offered:build\ntwice = offered:build\n"
         "[ipucnn.datasets]\nmine-data = offered:load\nmine-quits = offered:quits\n"
     )
+    other = tmp_path / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[ipucnn.models]\ntwice = other.nets:build\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    os.mkdir("mine-net"), os.mkdir("mine-data")  # as in a package's source folder
     record = find_network("mine-net")
     assert build_model(record, BuildOptions((6, 6, 2), 3)).output.shape[-1] == 3
+    two = "twice is offered by several installed packages: offered:build, other.nets:build"
+    check_raises(
+        ConfigurationError, two, "uninstall", build_model, find_network("twice"), BuildOptions((6, 6, 2), 3)
+    )
+    check_raises(ConfigurationError, "is a folder here, and", "--dataset ./mine-data", opened, "mine-data")
+    os.rmdir("mine-data")
     assert opened("mine-data").info.name == "mine-data"
     hint = check_raises(ConfigurationError, "unknown model", "", find_network, "mine-nett").hint
     assert hint.startswith("did you mean 'mine-net'")

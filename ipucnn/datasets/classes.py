@@ -87,9 +87,8 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
                 "give the classes the network's numbers from 0, or ImageNet's identifiers, such as n01440764",
                 "unknown-class",
             )
-        note = (
-            f"the classes of {network} have no names: those of {dataset}, {_listed(names)}, are its numbers"
-        )
+        ours = f"those of {dataset}, {_listed(names)},"
+        note = f"the classes of {network} have no names: {ours} are compared by number with the network's"
         return Matched(tuple(numbers), note, True)
     if are_numbers(names) or are_numbers(trained):
         # Arrays without the last classes.  Of a network without names, only the number of classes can be compared.

@@ -421,10 +421,14 @@ def _choose_unregistered(name: str, task: str) -> ChosenDataset:
         make = in_memory.find(name)
         return ChosenDataset(name, None, f"data set {name}", task, make=make, is_opened=True)
     folder = expand(name)
-    kind = kind_of(folder)
+    kind, offered = kind_of(folder), entry_points(GROUP).get(name)
+    if kind is Kind.FOLDER and offered is not None:
+        raise ConfigurationError(
+            f"{shown_value(name)} is a folder here, and a data set of an installed package",
+            f"--dataset {quoted(os.path.join('.', name))} is the folder; the package's needs another current folder",
+        )
     if kind is Kind.FOLDER:
         return choose_folder(folder, task)
-    offered = entry_points(GROUP).get(name)
     if offered is not None:
         return ChosenDataset(name, None, f"data set {name} of an installed package", task, make=offered)
     if kind is not Kind.ABSENT:

@@ -18,7 +18,14 @@ from ipucnn.aliases import PlainValue
 from ipucnn.documents import MAX_RECORD_BYTES, load_record
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.filesystem import expand, new_file, read_text, shown
-from ipucnn.python_files import MODELS_GROUP, entry_points, find_function, is_python_name, label_of
+from ipucnn.python_files import (
+    MODELS_GROUP,
+    OwnFunction,
+    entry_points,
+    find_function,
+    is_python_name,
+    label_of,
+)
 from ipucnn.text import counted, quoted, shown_value
 
 if TYPE_CHECKING:
@@ -343,12 +350,13 @@ def find_network(name: str, plans: bool = False) -> ModelRecord:
     """
     if _key(name) in _records():
         return get_model(name)
-    function = find_function(name, "build") if is_python_name(name) else None
+    if is_python_name(name):
+        function: Optional[OwnFunction] = find_function(name, "build")
+    else:  # a package's source folder may be here under the name that it offers
+        function = None if is_network_file(name) else entry_points(MODELS_GROUP).get(name)
     path = _path_of(name) if function is None else function.path
-    if path is None:
-        function = entry_points(MODELS_GROUP).get(name)
-        if function is None:
-            return get_model(name)
+    if function is None and path is None:
+        return get_model(name)
     from ipucnn.models import own  # imported here because it needs NumPy
 
     if function is not None:
