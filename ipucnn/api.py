@@ -56,9 +56,15 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 
 @contextlib.contextmanager
 def _as_the_command_line() -> Iterator[None]:
-    """Raises the errors that the command line prints, also for those of the system; hints are in words of the API."""
+    """Raises the errors that the command line prints, also for those of the system; hints are in words of the API.
+
+    What the program that calls has set in Keras, such as a policy of types, holds for its own networks alone.
+    """
+    from ipucnn.sessions.host.environment import keras_of_networks
+
     try:
-        yield
+        with keras_of_networks():
+            yield
     except UserError as error:
         error.hint = error.hint and _WORDS.sub(_in_python, error.hint)
         raise

@@ -251,13 +251,13 @@ def entry_points(group: str) -> Dict[str, OwnFunction]:
     installed: Any = metadata.entry_points()
     # Up to Python 3.9 it is a dictionary by group.
     entries = installed.select(group=group) if hasattr(installed, "select") else installed.get(group, ())
-    values: Dict[str, Dict[str, Callable[[], Any]]] = {}
+    values: Dict[str, Dict[str, Callable[[], object]]] = {}
     for entry in sorted(entries, key=lambda entry: str(entry.name)):
         values.setdefault(entry.name, {})[entry.value] = entry.load
     return {name: _offered(name, loads) for name, loads in values.items()}
 
 
-def _offered(name: str, loads: Dict[str, Callable[[], Any]]) -> OwnFunction:
+def _offered(name: str, loads: Dict[str, Callable[[], object]]) -> OwnFunction:
     """The function that a package offers; one that several offer raises an error when it is loaded."""
 
     def refuse() -> None:

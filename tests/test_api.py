@@ -93,6 +93,19 @@ def test_predictions_equal_those_of_the_command(folder, report):
     assert ipucnn.load(checkpoint).history == loaded.history
 
 
+def test_types_that_the_calling_program_chose_are_its_own(folder):
+    policy, images = tf.keras.mixed_precision, np.zeros((2, 8, 8), np.uint8)
+    expected = ipucnn.load(folder / "runs" / "mine").predict(images)
+    policy.set_global_policy("mixed_float16")
+    try:
+        run = ipucnn.load(folder / "runs" / "mine")
+        np.testing.assert_array_equal(run.predict(images), expected)
+        assert {layer.compute_dtype for layer in run.keras_model.layers} == {"float32"}
+        assert policy.global_policy().name == "mixed_float16"
+    finally:
+        policy.set_global_policy("float32")
+
+
 def test_the_history_of_a_checkpoint_is_that_of_its_run(folder, tmp_path, monkeypatch):
     """A checkpoint may be copied into the run folder, or lie elsewhere, where nothing names its run."""
     mine = Path(shutil.copytree(folder / "runs" / "mine", tmp_path / "mine"))

@@ -166,15 +166,15 @@ BUDGET = {
     "benchmarking": (2939, 2221),
     "commands": (1480, 895),
     "config": (3396, 1724),
-    "datasets": (10005, 7730),
+    "datasets": (10045, 7755),
     "diagnosis": (435, 335),
-    "models": (3825, 2950),
+    "models": (3895, 3005),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7465, 5770),
+    "runs": (7480, 5780),
     "sessions": (5560, 4520),
     "training": (1500, 1200),
-    "modules at the top": (2650, 2135),
+    "modules at the top": (2695, 2180),
 }
 
 

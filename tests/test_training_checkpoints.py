@@ -1,6 +1,7 @@
 """Checkpoints are loaded as they were saved, and damage is reported."""
 
 import json
+import pickle
 import struct
 import zipfile
 
@@ -21,6 +22,7 @@ from ipucnn.training.checkpoints import (
     assign_weights,
     digest_of,
     load_checkpoint,
+    read_meta,
     save_checkpoint,
 )
 
@@ -102,7 +104,7 @@ def test_other_files_are_refused_and_not_executed(tmp_path, content):
     else:
         path.write_bytes(content)
     # The error drops NumPy's advice to load unsafely.
-    assert "pickle" not in str(check_raises(DataError, "", "", load_checkpoint, path))
+    assert "allow_pickle" not in str(check_raises(DataError, "", "", load_checkpoint, path))
     assert not (tmp_path / "executed").exists()
 
 
@@ -139,6 +141,28 @@ def test_compressed_numbers_are_refused_even_if_they_are_no_smaller(tmp_path):
     assert len(load_checkpoint(tmp_path / "x").weights["w"]) > 3000
     assert (tmp_path / "y").stat().st_size > num_bytes
     check_raises(DataError, "damaged or no checkpoint", "", load_checkpoint, tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    "name, content, what",
+    [
+        ("r.pth", {"archive/data.pkl": b"x", "archive/data/0": b"1234"}, "a file of PyTorch"),
+        ("old.pt", pickle.dumps({"w": [1.0]}, protocol=2), "a pickle, as PyTorch"),
+        ("m.safetensors", (30).to_bytes(8, "little") + b'{"w":{}}' + bytes(30), "a file of safetensors"),
+        ("model.ckpt-1.index", b"\0\0\1\2", "a part of a checkpoint of TensorFlow"),
+        ("model.ckpt.data-00000-of-00001", b"\0\0\1\2", "a part of a checkpoint of TensorFlow"),
+        ("net.onnx", b"\x08\x07\x12\x04", "a network in ONNX"),
+    ],
+)
+def test_weights_of_other_programs_are_called_what_they_are(tmp_path, name, content, what):
+    path = tmp_path / name
+    if isinstance(content, dict):
+        with zipfile.ZipFile(path, "w") as archive:
+            for member, data in content.items():
+                archive.writestr(member, data)
+    else:
+        path.write_bytes(content)
+    check_raises(DataError, f"is {what}", "weights that Keras saved", read_meta, path)
 
 
 def with_member(path, name, descr, shape, num_bytes=8, fortran=False):

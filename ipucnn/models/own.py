@@ -28,7 +28,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -1340,7 +1340,7 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> Op
     return samples[0]
 
 
-def _drawn_images(layer: KerasLayer) -> Any:
+def _drawn_images(layer: KerasLayer) -> Union[np.ndarray, List[np.ndarray]]:
     """Random tensors for a layer to compute, as it takes them: one, or a list; a side of any size is _ANY_SIDE."""
     rng = np.random.default_rng(0)
     is_list = isinstance(layer.input, (list, tuple))
@@ -1351,7 +1351,7 @@ def _drawn_images(layer: KerasLayer) -> Any:
     return values if is_list else values[0]
 
 
-def _sample_of(layer: KerasLayer, images: Any) -> LayerSample:
+def _sample_of(layer: KerasLayer, images: Union[np.ndarray, List[np.ndarray]]) -> LayerSample:
     """What a layer computes with weights that follow from their names; its own weights are overwritten."""
     drawn = [
         np.random.default_rng(zlib.crc32(name.encode())).uniform(0.1, 0.9, weight.shape)

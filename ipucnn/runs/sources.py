@@ -669,6 +669,8 @@ def _of_keras_file(named: WeightsArgument, weights: str, reads_data: bool) -> We
     path = expand(weights)
     refuse_other_form(path)
     if not is_keras_file(path.name):
+        if path.is_file() and not is_exported(path):
+            read_meta(path)  # which says what it is, if it is no checkpoint
         raise ConfigurationError(
             f"--weights {weights}: neither imagenet nor a weight file of Keras (.weights.h5, .h5, .keras)",
             f"a run or its checkpoint needs no model: ipucnn {named.command} {quoted(weights)}",

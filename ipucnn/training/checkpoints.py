@@ -16,7 +16,7 @@ import struct
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Container, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, BinaryIO, Container, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from ipucnn.text import shown_value
 
 FORMAT = "ipucnn-checkpoint-2"
 _HINT = "give a checkpoint or run folder that `ipucnn train` wrote"
+_HINT_ON_WEIGHTS = f"{_HINT}, or weights that Keras saved (.weights.h5, .h5, .keras)"
 META_BYTES = 2**28
 """The maximum length of the JSON text, which includes the lines of ``metrics.jsonl``."""
 _TYPES = {"weights": ("<f4", "<f2"), "slots": ("<f4", "<f2", "<i8", "<i4")}
@@ -261,7 +262,28 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
                 isinstance(error, OSError) and error.errno != errno.EINVAL
             ):  # EINVAL: a position before the beginning of the file
                 raise
+            file.seek(0)
+            other = _other_format(path.name, file)
+            if other:
+                raise DataError(f"{shown(path)} is {other}, which is not read", _HINT_ON_WEIGHTS) from error
             raise DataError(f"{shown(path)} is damaged or no checkpoint", _HINT) from error
+
+
+def _other_format(name: str, file: BinaryIO) -> str:
+    """Returns what a file of weights that other programs write is, by its beginning, members or ending; else ""."""
+    begin = file.read(9)
+    if begin[:1] == b"\x80" and begin[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a pickle, as PyTorch and others write for weights"
+    if begin[8:] == b"{" and int.from_bytes(begin[:8], "little") < META_BYTES:
+        return "a file of safetensors"
+    with contextlib.suppress(*_DAMAGES, OSError):
+        if any(member.endswith("/data.pkl") for member in zipfile.ZipFile(file).namelist()):
+            return "a file of PyTorch"
+    if re.search(r"\.index\Z|\.data-\d+-of-\d+\Z", name):
+        return "a part of a checkpoint of TensorFlow"
+    return {"onnx": "a network in ONNX", "tflite": "a network in TFLite"}.get(
+        name.rpartition(".")[2].lower(), ""
+    )
 
 
 def _facts(archive: zipfile.ZipFile, name: str) -> Dict[str, Any]:

@@ -208,9 +208,40 @@ def _set_keras() -> None:
             f"Keras works with the backend {backend} in this process already, and ipucnn needs tensorflow",
             "set KERAS_BACKEND=tensorflow, or import ipucnn before Keras",
         )
-    keras.backend.set_floatx("float32")
-    keras.backend.set_epsilon(1e-7)
-    keras.backend.set_image_data_format("channels_last")
+    _give_keras(_OF_NETWORKS)
+
+
+_KerasDefaults = Tuple[str, float, str, object]
+_OF_NETWORKS: _KerasDefaults = ("float32", 1e-7, "channels_last", "float32")
+"""Type of numbers, epsilon, order of dimensions and policy of types with which all networks are built."""
+
+
+def _give_keras(defaults: _KerasDefaults) -> None:
+    from tensorflow import keras
+
+    floatx, epsilon, data_format, policy = defaults
+    keras.backend.set_floatx(floatx)
+    keras.backend.set_epsilon(epsilon)
+    keras.backend.set_image_data_format(data_format)
+    keras.mixed_precision.set_global_policy(policy)
+
+
+@contextlib.contextmanager
+def keras_of_networks() -> Iterator[None]:
+    """Works with the networks' defaults of Keras inside the block; afterwards the user's program has its own again."""
+    if "keras" not in sys.modules:
+        yield
+        return
+    from tensorflow import keras
+
+    backend = keras.backend
+    policy = keras.mixed_precision.global_policy()
+    former = backend.floatx(), backend.epsilon(), backend.image_data_format(), policy
+    _give_keras(_OF_NETWORKS)
+    try:
+        yield
+    finally:
+        _give_keras(former)
 
 
 @contextlib.contextmanager
