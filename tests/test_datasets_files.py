@@ -75,12 +75,6 @@ def test_other_files_hidden_files_and_empty_classes(folder):
     assert any("no images for training in cat" in line for line in opened.info.warnings)
 
 
-@pytest.mark.parametrize("name", ["valid", "validation", "test"])
-def test_the_val_folder_may_have_other_names(folder, name):
-    (folder / "val").rename(folder / name)
-    assert len(open_imagefolder(folder).eval) == 5
-
-
 def test_a_folder_can_be_the_data_set(folder):
     for name, path in (("imagefolder", folder), (str(folder), Path("."))):
         choice = choose_dataset(name, path, home="cifar10", task="classification")

@@ -23,17 +23,6 @@ def one_image(value, input_shape, input_range, channels=3):
     return next(batches.as_numpy_iterator())[0][0, 0, 0], source.info
 
 
-def test_ranges():
-    pixel = np.array([10, 100, 250], np.uint8)
-    shape = (6, 6, 3)
-    as_float = pixel.astype(np.float64)
-    np.testing.assert_allclose(one_image(pixel, shape, "raw")[0], as_float)
-    np.testing.assert_allclose(one_image(pixel, shape, "unit")[0], as_float / 255, rtol=1e-6)
-    np.testing.assert_allclose(one_image(pixel, shape, "tf")[0], as_float / 127.5 - 1, rtol=1e-5)
-    value, info = one_image(pixel, shape, "standard")
-    np.testing.assert_allclose(value, (as_float - info.mean) / info.std, rtol=1e-5)
-
-
 @pytest.mark.parametrize("mode", ["caffe", "torch", "tf"])
 def test_ranges_equal_those_of_keras_applications(mode):
     from tensorflow.keras.applications import imagenet_utils

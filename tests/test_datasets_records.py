@@ -287,20 +287,6 @@ def test_an_unwritable_cache_is_not_an_error(folder, tmp_path, monkeypatch):
     assert len(open_folder(folder).train) == 7
 
 
-def test_a_user_without_a_home_folder_has_no_index(folder, monkeypatch):
-    for name in ("IPUCNN_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    expanded = Path.expanduser
-
-    def without_home(path):
-        if str(path).startswith("~"):
-            raise RuntimeError("Could not determine home directory.")
-        return expanded(path)
-
-    monkeypatch.setattr(Path, "expanduser", without_home)
-    assert len(open_folder(folder).train) == len(open_folder(folder).train) > 0
-
-
 def test_indexing_reads_only_labels(folder, monkeypatch):
     """Of large records, only the bytes up to the label are read."""
     path = folder / "train-00000-of-00003"

@@ -228,16 +228,6 @@ def test_invalid_names_are_refused(name, task, words, hint):
     assert other not in error.hint
 
 
-def test_every_listed_name_is_chosen_or_has_a_hint(tmp_path):
-    for name in DATASETS:
-        segmentation = name in ("membranes", "isbi2012", "imagemasks")
-        task = "segmentation" if segmentation else "classification"
-        try:
-            assert choose(name, tmp_path, task=task).name == name
-        except DataError as error:
-            assert error.hint
-
-
 def test_a_choice_without_files_is_refused():
     choice = ChosenDataset("cifar10", None, "", "classification")
     check_raises(DataError, "cifar10 is not here", "", open_dataset, choice)

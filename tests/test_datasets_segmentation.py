@@ -601,14 +601,6 @@ def test_the_colour_of_a_class_is_that_of_a_mask_that_has_it(tmp_path, first):
     assert source.info.class_colours == ((9, 9, 9), (255, 0, 0), (1, 2, 3))
 
 
-def test_pairs_in_parts(tmp_path):
-    train, _ = make_pairs(tmp_path / "train", 3)
-    make_pairs(tmp_path / "val", 2)
-    source = open_pairs("imagemasks", tmp_path)
-    assert (len(source.train), len(source.eval), source.info.own_split) == (3, 2, False)
-    np.testing.assert_array_equal(np.stack(source.train.images)[..., 0], train)
-
-
 def put(name, array, **options):
     """Returns a function that replaces the image of the same stem, whatever its suffix."""
 

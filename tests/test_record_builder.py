@@ -28,10 +28,6 @@ from ipucnn.errors import ConfigurationError, DataError
 from ipucnn.events import Progress, show
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLES = ROOT.parent / "shared" / "data" / "imagenet-samples"
-needs_samples = pytest.mark.skipif(
-    not SAMPLES.is_dir(), reason="no ../shared/data/imagenet-samples beside the repository"
-)
 
 
 def build(*numbers):
@@ -337,13 +333,6 @@ def test_records_may_lie_in_any_folder_and_a_plan_that_comes_later_counts(folder
     assert len(open_records(moved).train) == 16
     (moved / "build.json").write_text(plan)
     check_raises(DataError, "has 3 records of the 7", "", open_records, moved)
-
-
-def test_the_hint_about_too_many_files_names_both_options(folder, run):
-    code, _, err = run("build-records", folder, "out")
-    hint = err.splitlines()[-1]
-    assert code == 2 and hint.startswith("hint: --shards ")
-    assert run("build-records", folder, "out", *hint.split()[1:])[0] == 0
 
 
 def test_labels_are_verified(folder, tmp_path, run):

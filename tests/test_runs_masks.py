@@ -380,13 +380,6 @@ def test_a_split_has_a_page_for_each_image_and_says_which(trained, run, tmp_path
 
 
 @pytest.mark.slow
-def test_a_split_becomes_a_volume(trained, run, tmp_path):
-    code, out, _ = run("infer", trained, "--split", "eval", "--output", "o")
-    assert code == 0 and "membranes/eval" in out
-    assert len(read_pages(tmp_path / "o" / "membranes-eval-mask.tif")) == 2
-
-
-@pytest.mark.slow
 def test_ctrl_c_keeps_finished_files(trained, run, tmp_path, monkeypatch):
     for i in range(2):
         save_volume(tmp_path / "in" / f"{i}.tif", [tissue(i), tissue(i + 1)])

@@ -218,14 +218,6 @@ def test_dry_run_prints_the_program_and_leaves_no_files(run, words, rows):
     assert os.listdir() == []
 
 
-def test_dry_run_has_the_program_of_the_run(report):
-    planned = report(*TRAIN, "--dry-run", "--limit-train", "64", "--run-dir", "there")
-    assert planned["run_dir"].endswith("there") and planned["seed"] == 3
-    config = RunConfig(num_epochs=2)
-    assert planned["program"]["num_epochs"] == make_program(config, 64, seed=3).num_epochs
-    assert os.listdir() == []
-
-
 @pytest.mark.slow
 def test_dry_run_writes_only_the_picture(run):
     code, _, err = run(*TRAIN, "--dry-run", "--plot-schedule", "lr.png", "--limit-train", "64")
