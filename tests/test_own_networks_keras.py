@@ -1063,7 +1063,7 @@ def test_what_a_file_freezes_is_said_beside_its_weights(succeeds):
     assert "five.h5: 1 of 2 layers with weights is frozen" in err
 
 
-def test_a_network_of_images_without_channels_computes_what_keras_does(succeeds):
+def test_a_network_of_images_without_channels_computes_what_keras_does(report):
     """As in TensorFlow's tutorial for beginners."""
     restart_names()
     keras.Sequential(
@@ -1077,3 +1077,9 @@ def test_a_network_of_images_without_channels_computes_what_keras_does(succeeds)
     model = build_model(record, BuildOptions((8, 8, 1), 10))
     load_keras_weights(model, Path("flat.h5"))
     np.testing.assert_allclose(model(np.float32(images)).numpy(), expected, rtol=1e-5, atol=1e-6)
+    logits = keras.models.load_model("flat.h5").predict(
+        np.float32(open_digits().eval.images)[..., 0], verbose=0
+    )
+    accuracy = (logits.argmax(axis=1) == open_digits().eval.labels).mean()
+    measured = report("evaluate", "flat.h5", "--model-name", "flat.h5", "--dataset", "digits")["measured"]
+    assert measured["accuracy"] == pytest.approx(accuracy)

@@ -178,7 +178,8 @@ def check_scaling(setup: Setup, path: Path) -> List[str]:
             "would say it, and so would a Rescaling layer in front of the model"
         ]
     if own is not None and own.architecture is not None and own.first_rescaling is not None:
-        present: Optional[Scaling] = scaling_of(own.architecture.nodes)
+        first = own.architecture[own.first_rescaling]
+        present: Optional[Scaling] = scaling_of(own.architecture.nodes, first.inputs[0])
     else:
         present = _as_scaling(InputRange.of(name, setup.source.info, setup.input_shape[2]))
     if present is not None and present.equals(scaling):
