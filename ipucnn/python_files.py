@@ -11,12 +11,13 @@ import functools
 import hashlib
 import os
 import re
+import signal
 import sys
 import traceback
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, Optional, Tuple
 
 from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean, text_of
 from ipucnn.filesystem import Kind, entries, expand, kind_of, read_bytes, shown
@@ -63,12 +64,14 @@ class OwnFunction:
         sha256: digest of its file; for an installed package, of the entry point's value.
         load: function that imports it.
         path: path of its file; None for an installed package.
+        imports: names that the file imports, without those of modules in packages.
     """
 
     name: str
     sha256: str
     load: Callable[[], Any]
     path: Optional[Path] = None
+    imports: FrozenSet[str] = frozenset()
 
     def __call__(self, *arguments: object) -> Any:
         """Imports the function and calls it; output of both goes to stderr, because stdout is for results.
@@ -83,6 +86,7 @@ class OwnFunction:
         try:
             with contextlib.redirect_stdout(sys.stderr), _surroundings(self.name), beside:
                 function = self.load()
+                self._check_imports()
                 if callable(function):
                     return function(*arguments)
         except UserError:
@@ -90,6 +94,25 @@ class OwnFunction:
         except (Exception, SystemExit) as error:
             raise own_code_failed(error, self.name, self.path, hint) from error
         raise ConfigurationError(f"{shown_value(self.name)} is not a function", "define it with def")
+
+    def _check_imports(self) -> None:
+        """Refuses an import of an installed module where one of that name lies beside the file.
+
+        Raises:
+            ConfigurationError: there is such an import.  Python's own modules always come first.
+        """
+        if self.path is None:
+            return
+        for name in sorted(self.imports):
+            beside = self.path.with_name(f"{name}.py")
+            given = getattr(sys.modules.get(name), "__file__", None)
+            if given is None or Path(given) == beside or not beside.is_file():
+                continue
+            if {"site-packages", "dist-packages"} & {*Path(given).parts}:
+                raise ConfigurationError(
+                    f"{shown_value(self.name)} imports {name}, which is {given} and not {shown(beside)}",
+                    f"rename {shown(beside)}, and import it by that name",
+                )
 
 
 _Stamp = Tuple[int, int]
@@ -141,13 +164,20 @@ def _stamp(module: types.ModuleType) -> _Stamp:
 
 @contextlib.contextmanager
 def _surroundings(name: str) -> Iterator[None]:
-    """Hides the command line from the user's code, which may read it with argparse; the current folder stays."""
+    """Hides the command line from the user's code, which may read it with argparse.
+
+    Sets back the current folder, in which the run lies, and the handlers of signals, at which it writes a checkpoint.
+    """
     given, sys.argv, folder = sys.argv, [name], os.getcwd()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         sys.argv = given
         os.chdir(folder)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 @functools.lru_cache(maxsize=None)
@@ -228,8 +258,19 @@ def find_function(name: str, example: str) -> OwnFunction:
             f"{shown(path)} has no function {shown_value(function)}",
             did_you_mean(function, list(_possible_functions(tree))) or f"define it: def {example}(...)",
         )
-    sha256 = hashlib.sha256(data).hexdigest()
-    return OwnFunction(name, sha256, lambda: getattr(_module(path, code, sha256), function, None), path)
+    sha256, imports = hashlib.sha256(data).hexdigest(), frozenset(_imports(tree))
+    return OwnFunction(
+        name, sha256, lambda: getattr(_module(path, code, sha256), function, None), path, imports
+    )
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Yields the names of the modules and packages that a file imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _possible_functions(tree: ast.Module) -> Iterator[str]:

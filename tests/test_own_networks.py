@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -417,14 +418,25 @@ def test_each_file_imports_the_modules_of_its_own_folder():
     assert "neighbour" not in sys.modules or sys.modules["neighbour"].NUMBER == 2
 
 
-def test_a_file_that_changes_the_current_folder_moves_no_run():
+def test_an_installed_module_in_place_of_one_beside_the_file_is_refused():
+    Path("types.py").write_text("NUMBER = 1\n")
+    Path("net.py").write_text(
+        "import types\ndef f():\n    return 2\ndef g():\n    import numpy as np, pytest\n"
+    )
+    assert find_function("net.py:f", "")() == 2  # Python's own modules come first for everybody
+    Path("pytest.py").write_text("")
+    check_raises(ConfigurationError, "imports pytest, which is ", "rename", find_function("net.py:f", ""))
+
+
+def test_a_file_that_changes_the_current_folder_or_signals_moves_no_run():
+    before = signal.getsignal(signal.SIGINT)
     os.mkdir("nets")
     Path("nets", "net.py").write_text(
         "import os\nos.chdir(os.path.dirname(__file__))\ndef f():\n    return os.getcwd()\n"
     )
     folder = os.getcwd()
     assert find_function("nets/net.py:f", "")() == os.path.join(folder, "nets")
-    assert os.getcwd() == folder
+    assert os.getcwd() == folder and signal.getsignal(signal.SIGINT) is before
 
 
 def test_file_of_network_and_data_is_executed_once(capfd):
