@@ -41,6 +41,7 @@ from ipucnn.errors import ConfigurationError, DataError, UserError, did_you_mean
 from ipucnn.events import Event, show
 from ipucnn.filesystem import expand, user_error_of
 from ipucnn.runs.compare import read_run
+from ipucnn.sessions.host.environment import set_needed, settings_of_program_kept
 from ipucnn.text import quoted, shown_value
 
 if TYPE_CHECKING:
@@ -56,14 +57,12 @@ Image = Union[str, Path, np.ndarray, PillowImage]
 
 @contextlib.contextmanager
 def _as_the_command_line() -> Iterator[None]:
-    """Raises the errors that the command line prints, also for those of the system; hints are in words of the API.
+    """Runs a block as a command runs it, and leaves the program's settings of Keras and TensorFlow as they were.
 
-    What the program that calls has set in Keras, such as a policy of types, holds for its own networks alone.
+    It raises the errors that the command line prints, also for those of the system; hints are in words of the API.
     """
-    from ipucnn.sessions.host.environment import keras_of_networks
-
     try:
-        with keras_of_networks():
+        with settings_of_program_kept():
             yield
     except UserError as error:
         error.hint = error.hint and _WORDS.sub(_in_python, error.hint)
@@ -308,6 +307,7 @@ class Run:
     def _ready(self) -> None:
         """Builds the network and its predictor on the first call."""
         if self._predictor is not None:
+            set_needed(self.config.deterministic_operations)
             return
         from ipucnn.runs.infer import finisher
         from ipucnn.runs.setup import move_preprocessing
@@ -558,12 +558,18 @@ class Training:
         from ipucnn.reports.train import draw_predictions
         from ipucnn.runs.recorder import Predicted
 
-        with _as_the_command_line():
-            for event in self._run.events():
-                if isinstance(event, Predicted):
-                    draw_predictions(self._run, event.images)
+        with contextlib.closing(self._run.events()) as events:
+            while True:
+                # Between two events the program works with its own settings.
+                with _as_the_command_line():
+                    set_needed(self._run.context.config.deterministic_operations)
+                    event = next(events, None)
+                    if isinstance(event, Predicted):
+                        draw_predictions(self._run, event.images)
+                    if event is None:
+                        write_page_of(self._run)
+                        return
                 yield event
-            write_page_of(self._run)
 
 
 @_guarded

@@ -1,5 +1,8 @@
 """Differences between Keras 2.6, which the Poplar SDK ships, and Keras 3.  Importing needs TensorFlow."""
 
+import os
+from typing import Any
+
 import tensorflow as tf
 from tensorflow import keras
 
@@ -23,6 +26,24 @@ def enable_determinism() -> None:
     if enable is not None:
         enable()
     else:
-        import os
-
         os.environ["TF_DETERMINISTIC_OPS"] = "1"
+
+
+def is_determinism_enabled() -> bool:
+    """Whether TensorFlow refuses random operations without a seed; 2.6 never does."""
+    asks = getattr(_switch(), "is_op_determinism_enabled", None)
+    return asks is not None and bool(asks())
+
+
+def disable_determinism() -> None:
+    """Undoes :func:`enable_determinism`; TensorFlow's public interface has no function for it."""
+    disable = getattr(_switch(), "disable_op_determinism", None)
+    if disable is not None:
+        disable()
+
+
+def _switch() -> Any:
+    """TensorFlow's module that has both functions, in 2.8 and newer."""
+    from tensorflow.python.framework import config
+
+    return config

@@ -19,6 +19,7 @@ from support.data_sets import write_class_folders
 from support.refusals import check_raises
 from support.refused import all_refusals
 from support.trained_runs import train
+from support.workers import completed
 
 import ipucnn
 from ipucnn import api
@@ -542,3 +543,56 @@ def test_arrays_that_change_before_training_are_refused(here):
     images[:] = 0
     with pytest.raises(DataError, match="have changed since the run was checked"):
         list(training)
+
+
+# The tests' own process has set the variable.
+AS_A_USER = "import os; os.environ.pop('TF_DETERMINISTIC_OPS', None)"
+KEPT = """
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+import ipucnn
+
+def check():
+    backend = keras.backend
+    assert keras.mixed_precision.global_policy().name == "mixed_float16"
+    assert (backend.epsilon(), backend.image_data_format()) == (1e-3, "channels_first")
+    tf.random.normal((2,))
+    list(tf.data.Dataset.range(4).shuffle(4))
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+keras.backend.set_epsilon(1e-3)
+keras.backend.set_image_data_format("channels_first")
+training = ipucnn.train("toy_model_bn", dataset="digits", limit_train=64, num_epochs=1, seed=1, run_dir="run")
+check()
+for event in training:
+    check()
+run = ipucnn.load("run")
+for count in (2, 3):
+    run.predict(np.zeros((count, 8, 8), np.uint8))
+    check()
+try:
+    ipucnn.load("absent")
+except ipucnn.errors.UserError:
+    check()
+print({layer.dtype for layer in run.keras_model.layers if layer.weights})
+"""
+
+
+@pytest.mark.slow
+def test_settings_of_a_program_change_no_network_and_are_kept(tmp_path):
+    done = completed(tmp_path, ["-c", f"{AS_A_USER}\n{KEPT}"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["{'float32'}"]
+
+
+@pytest.mark.slow
+def test_a_program_that_imports_tensorflow_after_ipucnn_may_draw_without_a_seed(tmp_path):
+    code = """
+import ipucnn
+list(ipucnn.train("toy_model", dataset="digits", limit_train=64, num_epochs=1, seed=1, run_dir="run"))
+import tensorflow as tf
+tf.random.normal((2,))
+"""
+    done = completed(tmp_path, ["-c", f"{AS_A_USER}\n{code}"])
+    assert done.returncode == 0, done.stderr

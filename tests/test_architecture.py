@@ -166,15 +166,15 @@ BUDGET = {
     "benchmarking": (2939, 2221),
     "commands": (1480, 895),
     "config": (3396, 1724),
-    "datasets": (10045, 7755),
+    "datasets": (10070, 7780),
     "diagnosis": (435, 335),
     "models": (3900, 3005),
     "planning": (5215, 3991),
     "reports": (3900, 3105),
-    "runs": (7480, 5780),
-    "sessions": (5560, 4520),
+    "runs": (7485, 5785),
+    "sessions": (5560, 4545),
     "training": (1500, 1200),
-    "modules at the top": (2720, 2200),
+    "modules at the top": (2735, 2215),
 }
 
 

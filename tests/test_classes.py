@@ -16,10 +16,9 @@ from ipucnn.datasets.base import ArrayExamples, DataSource, EncodedExamples, Fil
 from ipucnn.errors import DataError
 
 NAMES = ("Bee", "ant", "café")
+AS_TEXT = ("0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9")
+LETTERS = tuple("abcdefghijkl")
 RNG = np.random.RandomState(5)
-
-
-TEXT_ORDER = tuple(sorted(map(str, range(11))))
 
 
 def matched(names, trained):
@@ -37,14 +36,17 @@ def matched(names, trained):
         (("0", "1"), NAMES, (0, 1), "classes of other have numbers for names: those of other are compared by number"),
         (("0", "1", "2"), NAMES, (0, 1, 2), "compared by number with the network's, Bee, ant, café"),
         (NAMES, ("0", "1", "2"), (0, 1, 2), "the classes of run have numbers for names"),
-        (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by number"),
+        (NAMES, ("", "", ""), (0, 1, 2), "those of other, Bee, ant, café, are compared by position"),
         (("0", "1", "10", "2"), ("",) * 4, (0, 1, 2, 3), "those of other, 0, 1, 10, 2, are compared by position"),
-        (TEXT_ORDER, ("",) * 11, (0, 1, 10, *range(2, 10)), "of run have no names: those of other, 0, 1, 10, 2, 3,"),
-        (("02", "00", "01"), ("",) * 3, (2, 0, 1), "compared by number"),
-        (NAMES, ("1", "2", "3"), (0, 1, 2), "the classes of run have numbers for names"),
-        (("background", "foreground"), ("membrane", "cell"), (0, 1), "compared by number"),
-        (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by number"),
-        (("background", "class 1", "class 2"), NAMES, (0, 1, 2), "compared by number"),
+        # Folders are sorted as text, and their numbers count.
+        (AS_TEXT, ("",) * 12, (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9), "those of other are compared by number"),
+        (AS_TEXT, LETTERS, (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9), "compared by number with the network's, a, b"),
+        (LETTERS, AS_TEXT, (0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 2, 3), "the classes of run have numbers for names"),
+        (("00", "01", "02"), AS_TEXT, (0, 1, 4), "those of other are compared by number"),
+        (("01", "02"), ("1", "2"), (0, 1), "compared by number"),
+        (("background", "foreground"), ("membrane", "cell"), (0, 1), "compared by position"),
+        (("membrane", "cell"), ("background", "foreground"), (0, 1), "compared by position"),
+        (("background", "class 1", "class 2"), NAMES, (0, 1, 2), "compared by position"),
         (("3", "1"), ("0", "1", "2", "3"), (3, 1), "without images: 0, 2"),
         (("0",), ("", ""), (0,), "compared by number with the network's"),
     ],
@@ -52,7 +54,7 @@ def matched(names, trained):
 def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, trained, labels, note):
     found = matched(names, trained)
     assert found.labels == labels and note in found.note and bool(found.note) == bool(note)
-    assert found.by_number == ("are compared by " in found.note)
+    assert found.by_number == ("are compared by" in found.note)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,6 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
     [
         (("ant", "bee", "café"), NAMES, "does not know: bee; its classes are ant, bee, café, and the network's are "
          "Bee, ant, café", "if they are the same classes, rename bee to Bee"),
-        (("1", "10", *"23456789"), ("",) * 10, "count from 1", "from 0, or ImageNet's identifiers"),
         (("b", "c", "d"), ("a", "b", "c"), "does not know: d;", "images of the network's classes"),
         (("0", "1", "2", "3"), NAMES, "run has 3 classes, data set other has 4: its classes are 0, 1, 2, 3, and the "
          "network's are Bee, ant, café", "take its own"),
@@ -69,6 +70,11 @@ def test_classes_are_matched_by_name_or_by_number_if_they_have_no_names(names, t
          "of run", "the network's names, in any order"),
         (("2", "3", "4"), ("1", "2", "3"), "2 is class 0 of data set other, and class 1 of run", "any order"),
         (("0", "1", "2"), ("1", "2", "3"), "1 is class 1 of data set other, and class 0 of run", "any order"),
+        (("1", "2", "3"), ("", "", ""), "the classes of data set other are numbered from 1 to 3, and those of run are "
+         "not: which class is which is not known", "the number of its output of the network; the first is 0"),
+        (("1", "2", "3"), NAMES, "data set other are numbered from 1 to 3", "the network's names"),
+        (NAMES, ("1", "2", "3"), "the classes of run are numbered from 1 to 3, and those of data set other are not",
+         "the network's names"),
         (("ant", "Bee", "ant"), NAMES, "other has 2 classes of the name ant", "a name of its own"),
         (("cat", "dog"), ("membrane", "cell"), "does not know: cat, dog", ""),
         (tuple(f"x{n}" for n in range(40)), NAMES, "x9 and 30 more", ""),
@@ -213,6 +219,40 @@ def test_other_classes_end_evaluate_infer_and_export(run_folder, run, tmp_path):
             [command, run_folder / "run", *options, *data], "does not know: Ant", "rename Ant to ant", 3
         )
         check_refused(run, row)
+
+
+def test_numbers_of_folders_are_the_outputs_of_a_network_to_start_from():
+    labels = np.arange(12, dtype=np.int32)
+    examples = FileExamples(tuple(AS_TEXT), labels)
+    source = data_source(examples, examples, name="x", class_names=AS_TEXT, location="")
+    for trained in (LETTERS, ("",) * 12):
+        started = classes.in_order_of(source, trained)
+        assert started.train.labels.tolist() == [int(name) for name in AS_TEXT]
+        assert started.info.class_names == tuple(map(str, range(12)))
+        assert "keeps its weights by number" in started.info.warnings[0]
+        assert classes.are_same(started.info.class_names, trained)
+    # Another number of classes gets a new last layer, and which class is which does not matter.
+    assert classes.in_order_of(source, LETTERS[:5]) is source
+
+
+def test_outputs_of_unnamed_weights_are_said_to_be_folders_in_the_order_of_text():
+    assert classes.order_note(tuple(map(str, range(12))), "x", "w.h5") == []
+    assert "in the order 0, 1, 10, 11, 2" in classes.order_note(AS_TEXT, "x", "w.h5")[0]
+
+
+def test_folders_of_numbers_are_evaluated_as_the_outputs_that_they_name(tmp_path):
+    """The facts of ImageNet name no classes; after matching, label, name and output of a folder are one number."""
+    from types import SimpleNamespace
+
+    from ipucnn.datasets.base import DatasetInfo
+    from ipucnn.runs.trained import _as_trained
+
+    examples = FileExamples(AS_TEXT, np.arange(12, dtype=np.int32))
+    source = data_source(examples, examples, name="x", class_names=AS_TEXT, location="")
+    facts = DatasetInfo("imagenet", "classification", 12, (None, None, 3), 0, 0, (), "", (0.0,), (1.0,))
+    trained, matched = _as_trained(source, facts, SimpleNamespace(name="imagenet", hint=""))
+    assert trained.eval.labels.tolist() == [int(name) for name in AS_TEXT] and matched.by_number
+    assert trained.info.class_names == tuple(map(str, range(12)))
 
 
 def context_of(run, dataset):

@@ -3,10 +3,11 @@
 A network that was trained on one set meets the classes of another in :func:`match`.
 """
 
+import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,12 +27,38 @@ def default_mask_names(values: Sequence[int]) -> Tuple[str, ...]:
 
 
 def are_numbers(names: Sequence[str]) -> bool:
-    """Returns whether nobody named the classes: their names are empty, numbers, or the masks' own."""
-    if not any(names):
-        return True
-    count, given = len(names), tuple(names)
-    from_0, from_1 = (tuple(str(n) for n in range(first, first + count)) for first in (0, 1))
-    return given in (from_0, from_1, default_mask_names(range(count)))
+    """Returns whether nobody named the classes: their names are empty, numbers in any order, or the masks' own."""
+    is_unnamed = not any(names) or tuple(names) == default_mask_names(range(len(names)))
+    return is_unnamed or _numbers(names) is not None
+
+
+def _numbers(names: Sequence[str]) -> Optional[Tuple[int, ...]]:
+    """Returns the numbers that name the classes, all from 0 or from 1; None for other names.
+
+    Folders are sorted as text, 0, 1, 10, 2, and may have zeros in front.
+    """
+    if not all(re.fullmatch("[0-9]{1,9}", name) for name in names):
+        return None
+    numbers = tuple(map(int, names))
+    first = min(numbers, default=0)
+    is_whole = first in (0, 1) and sorted(numbers) == list(range(first, first + len(numbers)))
+    return numbers if is_whole else None
+
+
+def _labels_by_number(names: Sequence[str], trained: Sequence[str]) -> Optional[Tuple[int, ...]]:
+    """Returns the network's class for each class of a set; those that numbers do not name are numbered in order.
+
+    The result is None if the numbers of one of the two alone begin with 1: which class they mean is not known.
+    """
+    numbers, outputs = _numbers(names), _numbers(trained)
+    if _is_from_1(numbers) != _is_from_1(outputs):
+        return None
+    output_of = {number: k for k, number in enumerate(range(len(trained)) if outputs is None else outputs)}
+    return tuple(output_of[number] for number in (range(len(names)) if numbers is None else numbers))
+
+
+def _is_from_1(numbers: Optional[Sequence[int]]) -> bool:
+    return numbers is not None and min(numbers) == 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +88,7 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         hint: what to do if the numbers of classes differ.
 
     Raises:
-        DataError: the set has classes that the network lacks.
+        DataError: the set has classes that the network lacks, or numbers whose classes are not known.
     """
     if list(names) == list(trained):
         return Matched(tuple(range(len(names))))
@@ -78,18 +105,6 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     if not unknown:
         labels = tuple(known[_form(name)] for name in names)
         return Matched(labels, _note_of_names(labels, names, trained, dataset))
-    numbers = _numbers(names)
-    if numbers and not any(trained) and len(names) == len(trained) and numbers != list(range(len(names))):
-        if min(numbers) == 1:
-            raise DataError(
-                f"the classes of data set {dataset} count from 1, those of {network} have no names and count from 0, "
-                "and the same number may be another class, as ILSVRC's are in Keras",
-                "give the classes the network's numbers from 0, or ImageNet's identifiers, such as n01440764",
-                "unknown-class",
-            )
-        ours = f"those of {dataset}, {_listed(names)},"
-        note = f"the classes of {network} have no names: {ours} are compared by number with the network's"
-        return Matched(tuple(numbers), note, True)
     if are_numbers(names) or are_numbers(trained):
         # Arrays without the last classes.  Of a network without names, only the number of classes can be compared.
         may_lack = are_numbers(names) and (any(trained) or len(names) == 1)
@@ -101,7 +116,8 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
                 f"{network} has {classes}, data set {dataset} has {len(names)}{both if any(trained) else ''}",
                 hint,
             )
-        moved = _moved(names, trained)
+        by_number = _labels_by_number(names, trained)
+        moved = _moved(names, trained, by_number or range(len(names)))
         if moved:
             others = "" if moved[0].isdigit() else "; their other classes have other names"
             raise DataError(
@@ -110,13 +126,15 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
                 "give the classes the network's names, in any order",
                 "unknown-class",
             )
+        if by_number is None:
+            raise _numbered_from_1(names, trained, dataset, network)
         nameless = dataset if are_numbers(names) else network
         ours = dataset if nameless == dataset else f"{dataset}, {_listed(names)},"
         theirs = f", {_listed(trained)}" if any(trained) else ""
         what = _namelessness(names if nameless == dataset else trained)
-        how = "number" if numbers or not all(map(str.isdigit, names)) else "position"
-        note = f"the classes of {nameless} {what}: those of {ours} are compared by {how} with the network's"
-        return Matched(tuple(range(len(names))), note + theirs, True)
+        how = _how(names, trained)
+        note = f"the classes of {nameless} {what}: those of {ours} are compared {how} with the network's"
+        return Matched(by_number, note + theirs, True)
     raise DataError(
         f"data set {dataset} has classes that {network} does not know: {_listed(unknown)}; its classes are "
         f"{_listed(names)}, and the network's are {_listed(trained)}",
@@ -125,17 +143,29 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
     )
 
 
-def _numbers(names: Sequence[str]) -> List[int]:
-    """Returns what names say that count from 0 or 1, in whatever order (0, 1, 10, 11, ..., 2); nothing of others."""
-    if not all(name.isascii() and name.isdigit() for name in names):
-        return []
-    numbers = list(map(int, names))
-    return numbers if sorted(numbers) in ([*range(len(names))], [*range(1, len(names) + 1)]) else []
+def _numbered_from_1(names: Sequence[str], trained: Sequence[str], dataset: str, network: str) -> DataError:
+    ours, theirs = f"data set {dataset}", network
+    hint = "give the classes the network's names, in any order"
+    if not _is_from_1(_numbers(names)):
+        ours, theirs = theirs, ours
+    elif not any(trained):
+        hint = "name each class by the number of its output of the network; the first is 0"
+    return DataError(
+        f"the classes of {ours} are numbered from 1 to {max(len(names), len(trained))}, and those of {theirs} are not: "
+        "which class is which is not known",
+        hint,
+        "unknown-class",
+    )
+
+
+def _how(names: Sequence[str], trained: Sequence[str]) -> str:
+    """Returns how classes are compared if one of the two sides has no names."""
+    return "by position" if _numbers(names) is None and _numbers(trained) is None else "by number"
 
 
 def order_note(names: Sequence[str], dataset: str, network: str) -> List[str]:
     """Returns a note that a network's outputs, whose classes nobody named, are the classes of a data set in order."""
-    if are_numbers(names):
+    if are_numbers(names) and list(names) == _in_order(names):
         return []
     return [
         f"{network} does not name its classes: its outputs are those of {dataset}, in the order {_listed(names)}"
@@ -149,8 +179,10 @@ def are_same(names: Sequence[str], trained: Sequence[str]) -> bool:
     """
     if len(names) != len(trained):
         return False
-    nameless = are_numbers(names) or are_numbers(trained)
-    return (nameless and not _moved(names, trained)) or list(map(_form, names)) == list(map(_form, trained))
+    if list(map(_form, names)) == list(map(_form, trained)):
+        return True
+    labels, nameless = _labels_by_number(names, trained), are_numbers(names) or are_numbers(trained)
+    return nameless and labels == tuple(range(len(names))) and not _moved(names, trained, labels)
 
 
 def _namelessness(names: Sequence[str]) -> str:
@@ -158,10 +190,16 @@ def _namelessness(names: Sequence[str]) -> str:
     return "have numbers for names" if all(name.isdigit() for name in names) else "have no names"
 
 
-def _moved(names: Sequence[str], trained: Sequence[str]) -> List[str]:
-    """Returns the names that another class of the network has."""
+def _moved(names: Sequence[str], trained: Sequence[str], labels: Sequence[int]) -> List[str]:
+    """Returns the names that another class of the network has than the one in ``labels``."""
     known = {_form(name): number for number, name in enumerate(trained) if name}
-    return [name for number, name in enumerate(names) if known.get(_form(name), number) != number]
+    return [name for name, label in zip(names, labels) if known.get(_form(name), label) != label]
+
+
+def _in_order(names: Sequence[str]) -> List[str]:
+    """Returns the names, those that are numbers in the order of their numbers."""
+    numbers = _numbers(names)
+    return list(names) if numbers is None else [name for _, name in sorted(zip(numbers, names))]
 
 
 def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:
@@ -170,19 +208,32 @@ def in_order_of(source: DataSource, trained: Sequence[str]) -> DataSource:
     Other classes keep their numbers.  A warning of the source says what was assumed.
     """
     info = source.info
-    names, known = list(map(_form, info.class_names)), list(map(_form, trained))
-    note = ""
+    known = list(map(_form, trained))
+    if len(known) == info.num_classes and sorted(map(_form, info.class_names)) != sorted(known):
+        # The network knows the classes by number alone, and folders are sorted as text.
+        source = _in_order_of_numbers(source)
+    names, note = list(map(_form, source.info.class_names)), ""
     if names != known and sorted(names) == sorted(known):
         source = relabelled(source, [known.index(name) for name in names], trained)
         note = f"the classes of {info.name} are numbered as those of the weights to start from: {_listed(trained)}"
     elif names != known and are_same(names, known):
         nameless = f"data set {info.name}" if are_numbers(names) else "the weights to start from"
         unnamed, named = (names, trained) if are_numbers(names) else (trained, info.class_names)
-        note = f"the classes of {nameless} {_namelessness(unnamed)}, and the last layer keeps its weights by number"
+        how = _how(names, trained)
+        note = (
+            f"the classes of {nameless} {_namelessness(unnamed)}, and the last layer keeps its weights {how}"
+        )
         note += f": {_listed(named)}" if any(named) else ""
     if not note:
         return source
     return replace(source, info=replace(source.info, warnings=(*source.info.warnings, note)))
+
+
+def _in_order_of_numbers(source: DataSource) -> DataSource:
+    """Returns a source whose classes, if numbers name them, are in the order of their numbers."""
+    names = source.info.class_names
+    ordered = _in_order(names)
+    return source if ordered == list(names) else relabelled(source, [*map(ordered.index, names)], ordered)
 
 
 def _form(name: str) -> str:
@@ -287,6 +338,11 @@ def _absent_lines(source: DataSource, location: str) -> List[str]:
         if names:
             lines.append(f"{printable(location)}: no {what} for {purpose} in {_listed(names)}")
     return lines
+
+
+def placed(names: Sequence[str], labels: Sequence[int]) -> Tuple[str, ...]:
+    """Returns the names of a set's classes in the order of the labels that they have in a network."""
+    return tuple(name for _, name in sorted(zip(labels, names)))
 
 
 def undivided(source: DataSource) -> DataSource:

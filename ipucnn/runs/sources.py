@@ -15,7 +15,7 @@ from ipucnn.config.resolve import Resolved, place_of_data, resolve, resolve_save
 from ipucnn.config.spec import OptionSpec
 from ipucnn.config.values import norm_layer_of, norm_of
 from ipucnn.datasets.base import IMAGENET_MEAN, IMAGENET_STD, DatasetInfo, DataSource
-from ipucnn.datasets.classes import are_same, in_order_of, order_note
+from ipucnn.datasets.classes import are_same, in_order_of, match, order_note
 from ipucnn.datasets.registry import needs_files
 from ipucnn.datasets.sources.in_memory import PREFIX
 from ipucnn.errors import ConfigurationError, DataError, UserError
@@ -361,6 +361,13 @@ class ImageNetWeights(Weights):
 
     def labels(self, info: DatasetInfo) -> Tuple[str, ...]:
         return info.class_names or class_names()
+
+    def as_started(self, source: DataSource) -> DataSource:
+        info, unnamed = source.info, ("",) * NUM_CLASSES
+        if info.num_classes != NUM_CLASSES:
+            return source
+        match(info.class_names, unnamed, info.name, self.name, self.hint)
+        return in_order_of(source, unnamed)
 
     def fill(self, setup: Setup, model: KerasModel) -> List[str]:
         return self.start(setup, model)[1]

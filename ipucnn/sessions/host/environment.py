@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 import tempfile
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ipucnn import interrupts
 from ipucnn.compiled import HAS_KERNELS, unseen
@@ -127,6 +128,7 @@ def import_tensorflow(
         Interruption: a signal arrived, however the libraries handled it.
     """
     is_first = "tensorflow" not in sys.modules
+    is_keras_new, variable = "keras" not in sys.modules, os.environ.get("TF_DETERMINISTIC_OPS", "")
     if is_first:
         check_memory()
         if HAS_KERNELS and importlib.util.find_spec("numba") is None:
@@ -166,6 +168,11 @@ def import_tensorflow(
             f"TensorFlow cannot be imported: {error}", "install it with: python -m pip install ipucnn"
         ) from None
     interrupts.check()
+    if is_keras_new:
+        # What a program that uses ipucnn would have without it.
+        former = _current_settings()
+        was_on = variable.lower() in ("1", "true") if is_first else former.is_deterministic
+        _OF_IMPORT.append(replace(former, is_deterministic=was_on))
     _set_keras()
     if deterministic:
         from ipucnn.compat import enable_determinism
@@ -208,40 +215,86 @@ def _set_keras() -> None:
             f"Keras works with the backend {backend} in this process already, and ipucnn needs tensorflow",
             "set KERAS_BACKEND=tensorflow, or import ipucnn before Keras",
         )
-    _give_keras(_OF_NETWORKS)
+    _NEEDED.set()
 
 
-_KerasDefaults = Tuple[str, float, str, object]
-_OF_NETWORKS: _KerasDefaults = ("float32", 1e-7, "channels_last", "float32")
-"""Type of numbers, epsilon, order of dimensions and policy of types with which all networks are built."""
+@dataclass(frozen=True)
+class _Settings:
+    """What layers and operations take from the process that computes them.
+
+    Attributes:
+        floatx, epsilon, data_format: those of Keras.
+        policy: Keras' policy of types; layers of a network that is trained in 16 bits name their own.
+        is_deterministic: whether operations are deterministic, and random ones need a seed; None for what is set.
+    """
+
+    floatx: str
+    epsilon: float
+    data_format: str
+    policy: Any
+    is_deterministic: Optional[bool] = None
+
+    def set(self) -> None:
+        """Gives these settings to Keras and TensorFlow."""
+        from tensorflow import keras
+
+        from ipucnn.compat import disable_determinism, enable_determinism
+
+        keras.backend.set_floatx(self.floatx)
+        keras.backend.set_epsilon(self.epsilon)
+        keras.backend.set_image_data_format(self.data_format)
+        keras.mixed_precision.set_global_policy(self.policy)
+        if self.is_deterministic is not None:
+            (enable_determinism if self.is_deterministic else disable_determinism)()
 
 
-def _give_keras(defaults: _KerasDefaults) -> None:
+_NEEDED = _Settings("float32", 1e-7, "channels_last", "float32")
+_OF_IMPORT: List[_Settings] = []
+"""The settings that Keras had when it was imported here; none if the program imported it."""
+
+
+def _current_settings() -> _Settings:
     from tensorflow import keras
 
-    floatx, epsilon, data_format, policy = defaults
-    keras.backend.set_floatx(floatx)
-    keras.backend.set_epsilon(epsilon)
-    keras.backend.set_image_data_format(data_format)
-    keras.mixed_precision.set_global_policy(policy)
+    from ipucnn.compat import KERAS_3, is_determinism_enabled
+
+    backend = keras.backend
+    floatx, policy = backend.floatx(), keras.mixed_precision.global_policy()
+    if not KERAS_3 and policy.name == floatx:
+        policy = None  # in Keras 2 the policy follows floatx until one is set
+    return _Settings(floatx, backend.epsilon(), backend.image_data_format(), policy, is_determinism_enabled())
+
+
+def set_needed(deterministic: bool) -> None:
+    """Gives Keras and TensorFlow, if they are imported, the settings that ipucnn needs.
+
+    Args:
+        deterministic: whether operations give the same bytes each time; otherwise they are left as they are.
+    """
+    if _is_imported():
+        replace(_NEEDED, is_deterministic=deterministic or None).set()
+
+
+def _is_imported() -> bool:
+    return {"tensorflow", "keras"} <= set(sys.modules)
 
 
 @contextlib.contextmanager
-def keras_of_networks() -> Iterator[None]:
-    """Works with the networks' defaults of Keras inside the block; afterwards the user's program has its own again."""
-    if "keras" not in sys.modules:
-        yield
-        return
-    from tensorflow import keras
+def settings_of_program_kept() -> Iterator[None]:
+    """Gives a program that uses ipucnn its settings of Keras and TensorFlow back after the block.
 
-    backend = keras.backend
-    policy = keras.mixed_precision.global_policy()
-    former = backend.floatx(), backend.epsilon(), backend.image_data_format(), policy
-    _give_keras(_OF_NETWORKS)
+    Inside Keras has the settings that ipucnn needs; determinism is switched on by :func:`import_tensorflow` or
+    :func:`set_needed`.
+    """
+    former = _current_settings() if _is_imported() else None
     try:
+        if former is not None:
+            _NEEDED.set()
         yield
     finally:
-        _give_keras(former)
+        former = former or (_OF_IMPORT[0] if _OF_IMPORT else None)
+        if former is not None:
+            former.set()
 
 
 @contextlib.contextmanager
