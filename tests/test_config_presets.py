@@ -143,14 +143,6 @@ def test_every_model_has_a_preset():
     assert [record.name for record in list_models() if presets.find_built_in(record.name) is None] == []
 
 
-def test_resolve_takes_the_preset_of_the_data_set(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    for name in ("data_batch_1", "test_batch", "batches.meta"):
-        (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"x")
-    flags = {"dataset": "cifar10", "dataset_path": str(tmp_path)}
-    assert resolve("train", flags, model="efficientnet-b0").preset == "efficientnet-b0@cifar10"
-
-
 def test_the_u_net_on_four_ipus_has_the_public_stages():
     config = resolve("train", {"dataset": "membranes"}, model="unet", config_name="unet@isbi2012-pod4").config
     program = make_program(config, 24, seed=1)

@@ -20,7 +20,6 @@ from support.refusals import Refusal, check_refused
 
 from ipucnn import documents
 from ipucnn.config import presets
-from ipucnn.config.options import RunConfig
 from ipucnn.documents import MAX_DEPTH, BadDocument
 from ipucnn.errors import ConfigurationError, DataError, UserError
 from ipucnn.filesystem import read_text
@@ -139,10 +138,6 @@ def test_lines_and_columns_of_errors_count_from_one(text, line, column):
 def test_marks_of_encodings_are_read(here, name):
     Path("a.yml").write_bytes("löwe: {learning-rate: 0.5}\n".encode(name))
     assert documents.load(read_text(Path("a.yml"), 100)) == {"löwe": {"learning-rate": 0.5}}
-
-
-def test_a_date_for_a_text_option_stays_text():
-    assert RunConfig.from_yaml("run-dir: 2001-01-01\n").run_dir == Path("2001-01-01")
 
 
 # Contents of files that are not YAML files, and a part of the error.

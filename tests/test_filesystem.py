@@ -400,20 +400,6 @@ def test_sockets_and_disks_are_refused_as_outputs(here):
             check_raises(DataError, "is a disk or a socket", "", filesystem.check_output, path)
 
 
-def test_a_link_or_a_fifo_in_place_of_a_file_of_a_run_is_not_written_to(here):
-    os.mkfifo(here / "fifo")
-    (here / "link").symlink_to("file")
-    for name in ("fifo", "link"):
-        check_raises(DataError, f"{name} cannot be written: ", "", filesystem.append_text, here / name, "x")
-    assert not (here / "file").exists()
-
-
-def test_an_absent_folder_is_named_as_typed(here):
-    error = "absent/a: there is no folder absent"
-    refused = check_raises(DataError, error, "", filesystem.check_output, Path("absent/a"))
-    assert refused.hint == "mkdir -p absent"
-
-
 @pytest.mark.skipif(IS_ROOT, reason="root writes everywhere")
 def test_unwritable_outputs_are_refused_beforehand(here):
     (here / "sealed").mkdir(mode=0o555)

@@ -284,15 +284,6 @@ def test_hostile_numbers_are_refused_by_every_option_that_takes_one(run, command
         )
 
 
-def test_every_numeric_option_is_tried():
-    flags = {flag for _, flag in NUMERIC}
-    assert {spec.flag for spec in SPECS if is_number(spec)} <= flags
-    of_commands = (
-        "--stages --classes --executions --min-time --max-time --top --patch-size --test-time-augmentation"
-    )
-    assert set(of_commands.split()) <= flags
-
-
 def test_a_number_cannot_be_declared_without_bounds():
     for details in ({}, {"minimum": 0}, {"maximum": 1}, {"above": 0}):
         with pytest.raises(TypeError, match="declare its bounds"):

@@ -17,19 +17,7 @@ from ipucnn.models.registry import get_model, list_models
 from ipucnn.planning.graphs import extract, keras_graph, shipped
 from ipucnn.planning.graphs.layer_graph import LayerGraph
 
-# One network of each way to build one; every graph is compared with its sources in any case.
-FAST = [
-    "toy_model",
-    "mnist_cnn",
-    "lenet",
-    "cifar_resnet8",
-    "resnet18",
-    "efficientnet-b0-g16",
-    "mobilenet",
-    "mobilenetv3-small",
-    "xception",
-    "unet",
-]
+QUICK = ("toy_model", "mnist_cnn", "lenet")
 
 # Trainable parameters, and multiply-accumulates in units of 1e9, from papers, torchvision and Keras' documentation.
 PUBLISHED = [
@@ -66,8 +54,11 @@ def shipped_graph(name) -> LayerGraph:
     return graph
 
 
-def check(name):
-    """Compares the built model with the shipped graph, which was written under Keras 3, also under Keras 2.6."""
+@pytest.mark.parametrize(
+    "name", [pytest.param(r.name, marks=() if r.name in QUICK else pytest.mark.slow) for r in list_models()]
+)
+def test_shipped_graphs_equal_built_models(name):
+    """They were written under Keras 3, and are those of Keras 2.6, too."""
     record = get_model(name)
     try:
         model = build_model(record, extract.home_options(record))
@@ -84,19 +75,6 @@ def check(name):
     of_graph = [layer.name for layer in graph.layers if not layer.name.endswith("/pointwise")]
     assert [n for n in names if n not in crops] == [n for n in of_graph if n not in crops]
     assert crops <= set(of_graph)
-
-
-@pytest.mark.slow_cases("cifar_resnet8", "mobilenet")
-@pytest.mark.slow_cases("efficientnet-b0-g16", "mobilenetv3-small", "resnet18", "unet", "xception")
-@pytest.mark.parametrize("name", FAST)
-def test_shipped_graphs_equal_built_models(name):
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [r.name for r in list_models() if r.name not in FAST])
-def test_the_other_shipped_graphs_equal_built_models(name):
-    check(name)
 
 
 def test_shipped_files_are_current():

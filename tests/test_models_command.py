@@ -69,17 +69,3 @@ def test_a_summary_for_the_images_and_classes_of_a_data_set(run, succeeds, repor
     assert "1,000 classes" in out and "--dataset NAME takes those of a data set" in err
     hint = "ipucnn models net.py:build --summary --dataset data.py:load"
     check_refused(run, Refusal("models net.py:build --dataset data.py:load", "", hint))
-
-
-def test_hints_about_data_are_kept_unless_they_name_an_option_of_training(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    check_refused(
-        run,
-        Refusal(
-            "models lenet --summary --dataset imagefolder --dataset-path empty",
-            "lacks train/",
-            "DIR/train/CLASS",
-            3,
-        ),
-        Refusal("models lenet --summary --dataset mnist", "is not in", "name the folder that has it", 3),
-    )

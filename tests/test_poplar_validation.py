@@ -146,22 +146,9 @@ def test_wrong_layouts_are_refused(sizes, layout, options, wrong, message):
         check_program(program, dataclasses.replace(config, **wrong))
 
 
-SAMPLE = ["toy_model", "lenet", "cifar_resnet8"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLE)
-def test_few_networks_compile_in_every_layout(name):
-    check_network(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [record.name for record in list_models() if record.name not in SAMPLE])
-def test_every_network_compiles_in_every_layout(name):
-    check_network(name)
-
-
-def check_network(name: str) -> None:
+@pytest.mark.parametrize("name", [record.name for record in list_models()])
+def test_every_network_compiles_in_every_layout(name: str) -> None:
     """Builds it for IPUs, copies its weights, in 1, 2 and 4 stages; every schedule and number of replicas compiles."""
     record = get_model(name)
     restart_names()

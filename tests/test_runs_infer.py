@@ -278,14 +278,6 @@ def test_full_temporary_folder_is_named(tmp_path, monkeypatch, size):
     assert "TMPDIR" in user_error_of(error.value).hint
 
 
-def test_missing_temporary_folder_is_a_clean_error(trained, run, images, monkeypatch):
-    def refuse(*_, **__):
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/a']")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    check_refused(run, Refusal(["infer", trained, "in"], "No usable temporary directory", "TMPDIR", 3))
-
-
 def test_no_more_images_are_decoded_than_memory_should_hold():
     alive, most, taken = set(), 0, []
 
