@@ -166,7 +166,7 @@ BUDGET = {
     "benchmarking": (2939, 2221),
     "commands": (1480, 895),
     "config": (3396, 1724),
-    "datasets": (10070, 7780),
+    "datasets": (10100, 7810),
     "diagnosis": (435, 335),
     "models": (3900, 3005),
     "planning": (5215, 3991),

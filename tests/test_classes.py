@@ -3,6 +3,7 @@
 import csv
 import json
 import unicodedata
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from support.refusals import Refusal, check_raises, check_refused
 
 import ipucnn
 from ipucnn.datasets import classes
-from ipucnn.datasets.base import ArrayExamples, DataSource, EncodedExamples, FileExamples, data_source
+from ipucnn.datasets.base import (
+    ArrayExamples,
+    DatasetInfo,
+    DataSource,
+    EncodedExamples,
+    FileExamples,
+    data_source,
+)
 from ipucnn.errors import DataError
 
 NAMES = ("Bee", "ant", "café")
@@ -300,3 +308,28 @@ def test_other_classes_get_a_new_last_layer_even_if_they_are_equally_many(run_fo
     assert any("keeps its weights by number" in line for line in context.warnings) == (
         (run, names) in (("run", ()), ("nameless", ("x", "y", "z")))
     )
+
+
+@pytest.mark.parametrize(
+    "ours, trained, labels",
+    [
+        ((0, 2), (0, 1, 2), (0, 2)),
+        ((0, 255), (0, 128, 255), (0, 2)),
+        ((0, 7), (0, 1, 2), None),
+        ((0, 9), (0, 1), (0, 1)),
+    ],
+)
+def test_masks_without_names_have_the_classes_of_their_stored_values(ours, trained, labels):
+    """Of a network of two classes any other value than 0 is the object."""
+    info = DatasetInfo(
+        "x", "segmentation", 2, (None, None, 3), 0, 0, ("background", "foreground"), "", (0.0,), (1.0,)
+    )
+    names = ("background", "nucleus", "cytoplasm")[: len(trained)]
+    facts = replace(info, num_classes=len(trained), class_names=names, mask_values=trained)
+    info = replace(info, mask_values=ours)
+    by_number = classes.Matched((0, 1), "", True)
+    if labels is None:
+        check_raises(DataError, "values 0, 7, and those of training 0, 1, 2", "classes.txt", classes.by_stored_values,
+                     by_number, info, facts)  # fmt: skip
+    else:
+        assert classes.by_stored_values(by_number, info, facts).labels == labels

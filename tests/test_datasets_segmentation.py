@@ -18,6 +18,7 @@ from ipucnn.datasets import sorting
 from ipucnn.datasets.base import ArrayExamples, fold_of_each, select_fold
 from ipucnn.datasets.classes import in_order_of
 from ipucnn.datasets.registry import ReaderOptions, choose_dataset, open_dataset
+from ipucnn.datasets.segmentation import masks as masks_module
 from ipucnn.datasets.segmentation.masks import check_no_objects
 from ipucnn.datasets.segmentation.membranes import draw_tissue
 from ipucnn.datasets.verification.verify import choose, verify
@@ -890,3 +891,32 @@ def test_arrays_with_masks_are_seen_as_files_are(tmp_path, report):
     assert any("mirrored, turned by any angle" in line for line in of_arrays["notes"])
     found = report("verify-dataset", "data.py:load")
     assert (found["task"], found["findings"]) == ("segmentation", [])
+
+
+def test_numbers_beyond_a_short_palette_count_and_have_no_colour(tmp_path):
+    """As masks of Pascal VOC that Pillow saves with 21 colours, and 255 for pixels that do not count."""
+    images, masks = make_slices()
+    write_pairs(
+        tmp_path, [(image, np.where(mask, 1, 0).astype(np.uint8)) for image, mask in zip(images, masks)]
+    )
+    for path in (tmp_path / "masks").iterdir():
+        numbers = np.array(Image.open(path))
+        numbers[:2] = 255
+        mask = Image.fromarray(numbers)
+        mask.putpalette([0, 0, 0, *np.arange(60).tolist()])
+        mask.save(path)
+    table = tmp_path / "classes.txt"
+    table.write_text("0 background\n1 cell\n255 ignore\n")
+    source = open_pairs("imagemasks", tmp_path)
+    assert {*np.unique(source.train.labels)} == {-1, 0, 1}
+    table.write_text("0 0 0 background\n0 1 2 cell\n")
+    check_raises(
+        DataError, "has the number 255, and a palette of 21 colours", "", open_pairs, "imagemasks", tmp_path
+    )
+
+
+def test_a_border_of_255_that_is_a_class_is_said():
+    border = masks_module.MaskClasses(("background", "cell", "border"), (0, 1, 255))
+    assert masks_module.void_classes(border) == ["border"]
+    for values in ((0, 1, 2), (0, 128, 255)):
+        assert masks_module.void_classes(border._replace(values=values)) == []

@@ -1528,3 +1528,37 @@ def test_images_without_a_class_in_their_names_are_the_reason():
     assert reason() == ""
     photos("y/train", *(f"{name}.{k}.jpg" for name in ("cat", "dog") for k in range(10)), "logo.png")
     assert reason("y") == "y/train/logo.png has no class in its name, as cat.0.jpg has"
+
+
+def test_masks_of_several_structures_are_kinds_and_no_images_without_masks():
+    for k in range(4):
+        photo(f"set/CXR/{k}.png"), shape(f"set/lungs/leftMask/{k}.png", f"set/lungs/rightMask/{k}.png")
+    hint = refused("set", "segmentation")
+    assert "(or rightMask in place of leftMask)" in hint and "that have none" not in hint
+    source = followed("set", "segmentation")
+    assert len(source.train) + len(source.eval) == 4
+    for k in range(4):
+        made = list(Path("set-pairs", "masks").glob(f"*{k}.png"))
+        assert [one.read_bytes() for one in made] == [Path(f"set/lungs/leftMask/{k}.png").read_bytes()]
+
+
+def test_a_label_counts_before_two_columns_of_facts():
+    photos("set", *(f"{k}.png" for k in range(9)))
+    rows = (f"{k}.png,{['cat', 'dog', 'bird'][k % 3]},{k % 2},{1 - k % 2}" for k in range(9))
+    write("set/labels.csv", "file,label,male,female", *rows)
+    assert "by its column label (3 classes: bird, cat, dog" in refused("set", "classification")
+
+
+def test_predictions_are_no_truth():
+    photos("set", *(f"{k}.png" for k in range(8)))
+    write("set/predictions.csv", "image,label", *(f"{k}.png,cat" if k else "0.png,dog" for k in range(8)))
+    write("set/truth.csv", "image,label", *(f"{k}.png,{'ab'[k % 2]}" for k in range(8)))
+    assert "truth.csv has a row" in refused("set", "classification")
+
+
+@pytest.mark.parametrize("header", [[], ["1,kind,colour"]])
+def test_a_table_that_begins_with_1_is_read(header):
+    photos("set", *(f"{k}.jpg" for k in range(2, 31)))
+    more = ",red" if header else ""
+    write("set/labels.csv", *header, *(f"{k},{['cat', 'dog'][k % 2]}{more}" for k in range(1, 31)))
+    assert "labels.csv" in refused("set", "classification") or "labels.csv" in reason("set")

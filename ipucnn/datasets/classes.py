@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipucnn.datasets.base import DataSource, Examples, MaskedExamples, joined
+from ipucnn.datasets.base import CLASSES_FILE, DatasetInfo, DataSource, Examples, MaskedExamples, joined
 from ipucnn.errors import DataError
 from ipucnn.text import counted, printable
 
@@ -141,6 +141,33 @@ def match(names: Sequence[str], trained: Sequence[str], dataset: str, network: s
         _spelling(unknown, trained) or "give images of the network's classes, under the same names",
         "unknown-class",
     )
+
+
+def by_stored_values(matched: Matched, info: DatasetInfo, trained: DatasetInfo) -> Matched:
+    """Returns the classes of masks without names by their stored values, if the network has more than two classes.
+
+    A set that lacks a class in between would otherwise have the classes behind it under other numbers.
+
+    Args:
+        matched: what :func:`match` found by number.
+        info, trained: the facts of the set and of that of training.
+
+    Raises:
+        DataError: the set has a value that training had not.
+    """
+    ours, theirs = info.mask_values, trained.mask_values
+    if len(theirs) <= 2 or not ours or ours == theirs[: len(ours)]:
+        return matched
+    if not {*ours} <= {*theirs}:
+        raise DataError(
+            f"the masks of {info.name} have the values {', '.join(map(str, ours))}, and those of training "
+            f"{', '.join(map(str, theirs))}",
+            f"say in {CLASSES_FILE} of both sets which value is which class, or save masks with the values of training",
+            "unknown-class",
+        )
+    pairs = (f"{value} {printable(trained.class_names[theirs.index(value)])}" for value in ours)
+    note = f"the classes of {info.name} have no names: those of training have their stored values, {', '.join(pairs)}"
+    return Matched(tuple(map(theirs.index, ours)), note, True)
 
 
 def _numbered_from_1(names: Sequence[str], trained: Sequence[str], dataset: str, network: str) -> DataError:

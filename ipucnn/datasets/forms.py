@@ -39,7 +39,7 @@ from ipucnn.datasets.image_headers import (
 from ipucnn.datasets.limits import MAX_IMAGE_PIXELS, TOO_LARGE, check_pixels, decoding
 from ipucnn.datasets.problems import INKS, IS_STRETCHED, OTHER_COLOURS, SEVERAL, SHOWS_WHITE
 from ipucnn.errors import DataError
-from ipucnn.text import printable
+from ipucnn.text import counted, printable
 
 CUT_THOUSANDTHS = 1
 """Share of an image's darkest numbers, in thousandths, that become black; as many of the brightest become white."""
@@ -808,6 +808,18 @@ def plain_pixels(page: Page, origin: str) -> np.ndarray:
     return turned(np.array(image.convert("L" if is_grey else "RGB")), form.orientation)
 
 
+def _coloured(palette: np.ndarray, numbers: np.ndarray, origin: str) -> np.ndarray:
+    """Returns the colours of numbers.
+
+    Raises:
+        DataError: the palette lacks one of them.
+    """
+    if numbers.max() >= len(palette):
+        text = f"{origin} has the number {numbers.max()}, and a palette of {counted(len(palette), 'colour')}"
+        raise DataError(text, MASK_HINT, "mask-values")
+    return palette[numbers]
+
+
 def _check_opaque(page: Page, origin: str) -> None:
     """Rejects a page with pixels that are not opaque."""
     if _opacities(page)[0] < 255:
@@ -971,7 +983,7 @@ def mask_numbers(page: Page, origin: str, colours: bool = False) -> Mask:
     if form.bits == 1 and form.colour != PALETTE:
         numbers = np.where(numbers != 0, 255, 0).astype(np.uint8)
     elif form.palette is not None and colours:
-        numbers = form.palette[numbers]
+        numbers = _coloured(form.palette, numbers, origin)
     least, most = int(numbers.min()), int(numbers.max())
     if least < 0 or most > (255 if numbers.ndim == 3 and colours else LARGEST_VALUE):
         raise DataError(

@@ -243,7 +243,7 @@ def _table(folder: Path, path: Path, names: Names) -> Union[_Table, _NoTable]:
     has_names = any(names.image(cell) is not None for cell in header)
     # Columns of classes may be called by numbers, as images are.
     if has_names and not (isinstance(naming, _Column) and names.image(header[naming.place]) is None):
-        header, body = [str(number) for number in range(1, len(header) + 1)], cells
+        header, body = _numbered(len(header)), cells
         naming = _naming_column(name, header, body, names)
     if isinstance(naming, _NoTable):
         return naming
@@ -291,6 +291,15 @@ def _column(place: int, rows: Sequence[Sequence[str]], names: Names) -> _Column:
     return _Column(
         place, found, all(same_name(cell).endswith(same_name(image.name)) for cell, image in named)
     )
+
+
+def _numbered(count: int) -> List[str]:
+    """Returns the names of the columns of a table whose first row names an image."""
+    return [str(number) for number in range(1, count + 1)]
+
+
+def _is_numbered(header: Sequence[str]) -> bool:
+    return list(header) == _numbered(len(header))
 
 
 def _naming_column(
@@ -481,9 +490,6 @@ def _label_columns(
     hot = [k for k in others if {row[k] for row in rows.values()} <= {*_HOT, "0", "0.0"}]
     columns = [header[k] for k in hot]
     counts = [sum(float(row[k]) for k in hot) for row in rows.values()] if len(hot) > 1 else []
-    if counts and {*counts} == {1}:
-        why = _not_folders(columns)
-        return ([], [], why) if why else ([_ONE_HOT], columns, "")
     labels: List[str] = []
     fitting: List[str] = []
     unfit: Dict[str, str] = {}
@@ -499,6 +505,10 @@ def _label_columns(
         elif is_label or is_few:
             unfit[header[k]] = f"{why} (column {printable(header[k])})"
     labels.sort(key=lambda name: not _is_exactly_label(name))
+    # Two columns such as "male" and "female" may be facts beside the label.
+    if counts and {*counts} == {1} and not any(map(_is_exactly_label, labels)):
+        why = _not_folders(columns)
+        return ([], [], why) if why else ([_ONE_HOT], columns, "")
     for name, why in unfit.items():
         is_alone = not labels and (_is_called_label(name) or not fitting)
         if is_alone or _is_exactly_label(name):
@@ -509,7 +519,7 @@ def _label_columns(
         number, count = next(one for one in zip(rows, counts) if one[1] != 1)
         how_many = "no 1" if count < 1 else "more than one 1"
         return [], [], f"row {number:,} has {how_many} in its columns {some_of(columns)}"
-    if header[0] == "1":
+    if _is_numbered(header):
         worded = [name for name in fitting if not all(row[int(name) - 1].isdigit() for row in rows.values())]
         fitting = worded if len(worded) == 1 else fitting
     return [*labels, *fitting], [], ""
@@ -560,8 +570,8 @@ def _is_folder_name(text: str) -> bool:
 
 
 def _may_be_true(table: Path) -> bool:
-    """Returns whether a table may have the true classes: a submission has guesses."""
-    return "submission" not in table.name.casefold()
+    """Returns whether a table may have the true classes: a submission and predictions are guesses."""
+    return re.search(r"submission|(?<![^\W_])pred(ict(ed|ions?))?s?(?![^\W_])", table.stem.casefold()) is None
 
 
 def _classes_hint(folder: Path, files: _Files) -> Hint:
@@ -653,7 +663,7 @@ def sorted_part_hint(part: Path, classes: Collection[str]) -> Hint:
             if any((other / cell).is_file() for cell in paths for other in others):
                 continue  # the images of another part
             column, of_images = table.columns[0], table.classes(table.columns[0])
-            is_named = table.header[0] == "1" or column == _ONE_HOT or _is_called_label(column)
+            is_named = _is_numbered(table.header) or column == _ONE_HOT or _is_called_label(column)
             if not is_named or not {*of_images.values()} <= {*classes}:
                 continue
             alone = len(files.images) - len(of_images)
@@ -895,16 +905,27 @@ def _kinds(folder: Path, files: Sequence[Path]) -> Dict[str, _Pairs]:
         looking = _masks_by_looks(folder, files)
         # A file with a word of masks that is none of these may be the second mask of an image.
         worded = {path for path in files if any(map(_MASK_WORDS.fullmatch, _words(path)))}
-        return (
-            {_LOOKS: {image: [mask] for mask, image in looking.items()}}
-            if looking and worded <= set(looking)
-            else {}
-        )
+        return _looking_kinds(looking) if worded <= set(looking) else {}
     common = set.intersection(*map(set, found)) if len(found) > 1 else set()
     return {
         "-".join(word for word in kind if word not in common) or "masks": pairs
         for kind, pairs in found.items()
     }
+
+
+def _looking_kinds(looking: Mapping[Path, Path]) -> Dict[str, _Pairs]:
+    """Returns the pairs by looks; if images have several masks, a kind for each folder of masks.
+
+    There are none if a folder has several masks of an image, which may be several classes.
+    """
+    folders: Dict[str, _Pairs] = {}
+    for mask, image in looking.items():
+        folders.setdefault(mask.parent.name, {}).setdefault(image, []).append(mask)
+    if any(len(masks) > 1 for pairs in folders.values() for masks in pairs.values()):
+        return {}
+    if len({*looking.values()}) == len(looking):
+        folders = {_LOOKS: {image: [mask] for mask, image in looking.items()}} if looking else {}
+    return folders
 
 
 def _pairs_hint(folder: Path, files: _Files) -> str:

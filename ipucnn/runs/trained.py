@@ -19,7 +19,7 @@ from ipucnn.datasets.base import (
     fingerprint,
     limit_source,
 )
-from ipucnn.datasets.classes import Matched, match, placed, relabelled, undivided
+from ipucnn.datasets.classes import Matched, by_stored_values, match, placed, relabelled, undivided
 from ipucnn.datasets.images import conversions
 from ipucnn.datasets.pixels import InputRange
 from ipucnn.datasets.registry import ChosenDataset, needs_files
@@ -308,6 +308,8 @@ def _as_trained(source: DataSource, facts: DatasetInfo, weights: Weights) -> Tup
     info = source.info
     names = facts.class_names or ("",) * facts.num_classes  # ImageNet's are downloaded later
     matched = match(info.class_names, names, info.name, weights.name, weights.hint)
+    if matched.by_number:
+        matched = by_stored_values(matched, info, facts)
     source = relabelled(source, matched.labels, facts.class_names or placed(info.class_names, matched.labels))
     shape = facts.image_shape if info.task == "classification" else info.image_shape
     if shape[2] != facts.image_shape[2]:

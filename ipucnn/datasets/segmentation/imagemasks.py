@@ -772,7 +772,9 @@ def open_pairs(
         _read_images(
             found, stored, max_pixels, passed
         )  # raises the better error: an image has more pages than its mask
-        raise DataError(f"{folder} has one pair; training and evaluation need two", PAIR_LAYOUT)
+        raise DataError(
+            f"{folder} has one pair; training and evaluation need two", f"add pairs: {PAIR_LAYOUT}"
+        )
     classes = table or classes_of_masks(found, stored)
     pixels, pairs, remarks = _read_images(found, stored, max_pixels, passed)
     num_train = _check_any_left(pairs, passed)

@@ -168,6 +168,7 @@ class MaskSet:
             self._plain = self._plain or origin
             self._check_greys(values, values, origin)
             return
+        values = values[values < len(palette)]  # a number beyond, such as 255, has no colour
         colours = palette[values].astype(int)
         is_grey = (colours == colours[:, :1]).all()
         if is_grey and (np.diff(colours[:, 0]) < 0).any():
@@ -487,12 +488,18 @@ def is_background(name: str) -> bool:
 
 
 def void_classes(classes: MaskClasses) -> List[str]:
-    """Returns the names of classes, of more than two, that elsewhere mean pixels that do not count."""
-    return (
-        []
-        if len(classes.names) == 2
-        else [name for name in classes.names if name.casefold() in _OFTEN_IGNORED]
-    )
+    """Returns the names of classes, of more than two, that elsewhere mean pixels that do not count.
+
+    So does 255 beside smaller values, whatever it is called.
+    """
+    if len(classes.names) == 2:
+        return []
+    is_border = not classes.colours and sorted(classes.values)[-2] < _FIRST_BRIGHT
+    return [
+        name
+        for name, value in zip(classes.names, classes.values)
+        if name.casefold() in _OFTEN_IGNORED or (is_border and value == 255)
+    ]
 
 
 def unnamed_values(classes: MaskClasses, is_named: bool) -> List[str]:
