@@ -24,7 +24,6 @@ from ipucnn.filesystem import Kind, entries, expand, kind_of, read_bytes, shown
 from ipucnn.text import printable, quoted, shown_value
 
 MAX_BYTES = 2**24
-_PREFIX = "ipucnn_own_"
 MODELS_GROUP = "ipucnn.models"
 """Group of the entry points of installed packages that make networks, with functions like those of Python files."""
 _NAME = re.compile(r"(?s)(.*\.py):([^/\\:]*)")
@@ -183,7 +182,7 @@ def _surroundings(name: str) -> Iterator[None]:
 @functools.lru_cache(maxsize=None)
 def _module(path: Path, code: types.CodeType, sha256: str) -> types.ModuleType:
     """Runs the file as a module, once for all of its functions, because Keras refuses to register a layer twice."""
-    module = types.ModuleType(f"{_PREFIX}{path.stem}_{sha256[:12]}")
+    module = types.ModuleType(f"ipucnn_own_{path.stem}_{sha256[:12]}")
     module.__file__ = str(path)
     # Data classes, pickle and Keras look up the module of a class here.
     sys.modules[module.__name__] = module

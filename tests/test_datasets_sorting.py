@@ -1556,9 +1556,12 @@ def test_predictions_are_no_truth():
     assert "truth.csv has a row" in refused("set", "classification")
 
 
-@pytest.mark.parametrize("header", [[], ["1,kind,colour"]])
-def test_a_table_that_begins_with_1_is_read(header):
+@pytest.mark.parametrize("header, column", [([], "dog"), (["1,kind,colour"], "kind")])
+def test_a_table_that_begins_with_1_is_read(header, column):
     photos("set", *(f"{k}.jpg" for k in range(2, 31)))
     more = ",red" if header else ""
     write("set/labels.csv", *header, *(f"{k},{['cat', 'dog'][k % 2]}{more}" for k in range(1, 31)))
-    assert "labels.csv" in refused("set", "classification") or "labels.csv" in reason("set")
+    assert f"by its column {column} (2 classes: cat, dog)" in refused("set", "classification")
+    source = followed("set", "classification")
+    made = dict(zip([*source.train.paths, *source.eval.paths], [*source.train.labels, *source.eval.labels]))
+    assert {int(Path(path).stem): label for path, label in made.items()} == {k: k % 2 for k in range(2, 31)}

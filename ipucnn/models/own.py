@@ -1327,11 +1327,10 @@ def _check_remade(name: str, node: Node, layer: KerasLayer, is_last: bool) -> Op
         samples = [_sample_of(one, images) for one in (layer, layer, made)]
     if not samples or samples[0] != samples[1]:
         return None  # it does not repeat what it computes
-    shapes, kinds = (
-        [[tuple(one.shape) for one in which.weights] for which in (layer, made)],
-        [len(which.trainable_weights) for which in (layer, made)],
+    own, other = (
+        ([tuple(weight.shape) for weight in one.weights], len(one.trainable_weights)) for one in (layer, made)
     )
-    if shapes[0] != shapes[1] or kinds[0] != kinds[1] or _differ(samples[0], samples[2]):
+    if own != other or _differ(samples[0], samples[2]):
         raise ConfigurationError(
             f"{what} is another layer when it is made again from what its get_config returns",
             "let get_config return every argument of __init__, and set weights and trainable in __init__ or build",
@@ -1369,7 +1368,7 @@ def _sample_of(layer: KerasLayer, images: Union[np.ndarray, List[np.ndarray]]) -
         outputs.append(layer(images, training=True))
     flat = [np.asarray(output, np.float64).reshape(-1) for output in outputs]
     numbers = np.concatenate([one[np.linspace(0, len(one) - 1, _SAMPLED, dtype=int)] for one in flat])
-    # Rounded, because machines differ in the last digits; numbers that are not finite are no sample.
+    # Rounded, because machines differ in the last digits; what is not finite counts as 0, as JSON has no such numbers.
     finite = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
     return LayerSample(
         tuple(tuple(map(int, one.shape)) for one in _tensors(images)),
